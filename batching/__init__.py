@@ -1,0 +1,26 @@
+"""The core: what rides together and when it leaves. Pure, standard library only."""
+
+from .batcher import Batch, Batcher
+from .errors import BatchAborted, BusloadError, ResultCountError, ResultEncodeError
+from .outcomes import Failed, Outcome, Succeeded, fail_all, match_results
+from .policies import NEVER, NOW, GreedyPolicy, Policy, StaticPolicy, make_policy
+
+__all__ = [
+    "NEVER",
+    "NOW",
+    "Batch",
+    "BatchAborted",
+    "Batcher",
+    "BusloadError",
+    "Failed",
+    "GreedyPolicy",
+    "Outcome",
+    "Policy",
+    "ResultCountError",
+    "ResultEncodeError",
+    "StaticPolicy",
+    "Succeeded",
+    "fail_all",
+    "make_policy",
+    "match_results",
+]

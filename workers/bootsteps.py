@@ -1,0 +1,131 @@
+"""busload in Celery's worker: checked at start, stopped before the consumer closes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import wait
+from typing import Any
+
+from celery import bootsteps
+from celery.backends.redis import RedisBackend
+from celery.exceptions import WorkerTerminate
+from celery.utils.log import get_logger
+from celery.worker import WorkController, state
+from celery.worker.components import Pool
+from celery.worker.consumer.events import Events as EventsStep
+from celery.worker.consumer.tasks import Tasks as TasksStep
+from kombu.common import ignore_errors
+
+from ..tasks import direct
+from ..tasks.registry import Registry
+from ..tasks.task import BatchTask, batch_tasks
+from . import control as control  # registers the remote control commands
+from .acks import Acks
+from .checks import prefetch_count, refusals, runs_on_threads, warnings
+from .events import EVENTS_PER_MESSAGE, Events
+from .pipeline import Pipeline
+from .settle import connection_errors, make_settle
+
+logger = get_logger(__name__)
+
+DEFAULT_GRACE_S = 25.0
+
+
+class BatchWorkerStep(bootsteps.StartStopStep):
+    """Owns the pipeline: builds it, loads the models before the first message, and stops it without loss."""
+
+    label = "busload"
+    requires = (Pool,)
+
+    def __init__(self, worker: WorkController, **kwargs: Any) -> None:
+        worker.batch_pipeline = None
+        super().__init__(worker, **kwargs)
+
+    def include_if(self, worker: WorkController) -> bool:
+        """Take part where batched tasks may come: their queues are consumed, or may be added by remote control."""
+        tasks = _served_tasks(worker)
+        return bool(tasks) or (bool(batch_tasks(worker.app)) and runs_on_threads(worker))
+
+    def create(self, worker: WorkController) -> None:
+        app = worker.app
+        self._served = _served_tasks(worker)
+        if self._served:
+            refused = list(refusals(worker, self._served))
+            for line in refused:
+                print(f"busload: {line}", file=sys.stderr)  # noqa: T201  logging is not set up yet
+            if refused:
+                raise WorkerTerminate(os.EX_CONFIG)
+            worker.prefetch_multiplier = prefetch_count(worker, self._served)
+        self._pipeline = worker.batch_pipeline = Pipeline(
+            app,
+            make_settle(app, worker.hostname),
+            Acks(lambda: _channel(worker), connection_errors(app)),
+            Events(lambda: getattr(worker.consumer, "event_dispatcher", None)),
+            lambda function: worker.consumer.call_soon_ack(function),
+        )
+        self._direct_calls = direct.calls_go_through(self._pipeline.runner.call)
+
+    def start(self, worker: WorkController) -> None:
+        for line in warnings(self._served):
+            logger.warning("busload: %s", line)
+        self._pipeline.start()
+        self._direct_calls.__enter__()
+        for task in self._served:
+            loading = self._pipeline.runner.load(task)
+            while not wait([loading], timeout=0.1).done:
+                state.maybe_shutdown()
+            loading.result()
+
+    def close(self, worker: WorkController) -> None:
+        """Stop before Celery closes the consumer, whose connection still acknowledges and hands back."""
+        task_consumer = getattr(worker.consumer, "task_consumer", None)
+        if task_consumer is not None:
+            ignore_errors(worker.consumer, task_consumer.cancel)
+        self._pipeline.stop(lambda: 0.0 if _is_cold() else _grace_s(worker))
+        self._direct_calls.__exit__(None, None, None)
+
+    def stop(self, worker: WorkController) -> None:
+        """Do nothing more: close() has stopped the pipeline."""
+
+    terminate = stop
+
+
+class BatchConsumerStep(bootsteps.StartStopStep):
+    """Acts on every new connection to the broker."""
+
+    label = "busload"
+    requires = (EventsStep, TasksStep)
+
+    def include_if(self, consumer: Any) -> bool:
+        return consumer.controller is not None and getattr(consumer.controller, "batch_pipeline", None) is not None
+
+    def start(self, consumer: Any) -> None:
+        if consumer.event_dispatcher is not None:
+            consumer.event_dispatcher.buffer_limit = EVENTS_PER_MESSAGE
+        backend = consumer.app.backend
+        if isinstance(backend, RedisBackend):
+            Registry(backend).publish(task.spec() for task in _served_tasks(consumer.controller))
+        consumer.controller.batch_pipeline.reconnected()
+
+    def stop(self, consumer: Any) -> None:
+        """Do nothing: what is held is settled over the next connection."""
+
+
+def _served_tasks(worker: WorkController) -> list[BatchTask[Any, ..., Any]]:
+    """Return the batched tasks whose queues this worker consumes."""
+    queues = worker.app.amqp.queues.consume_from
+    return [task for task in batch_tasks(worker.app) if task.queue_name in queues]
+
+
+def _channel(worker: WorkController) -> Any:
+    task_consumer = getattr(worker.consumer, "task_consumer", None)
+    return None if task_consumer is None else task_consumer.channel
+
+
+def _is_cold() -> bool:
+    return state.should_terminate is not None and state.should_terminate is not False
+
+
+def _grace_s(worker: WorkController) -> float:
+    return float(worker.app.conf.get("busload_shutdown_grace_s", DEFAULT_GRACE_S))

@@ -1,0 +1,80 @@
+"""The request that Celery keeps of one call, and the call itself on its way through a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from celery.utils.log import get_logger
+from celery.worker.request import Request
+from kombu.message import Message
+
+from ..batching import Outcome
+from ..tasks.task import BatchTask
+
+logger = get_logger(__name__)
+
+
+class BatchRequest(Request):
+    """One call of a batched task in the worker's state: reserved, active, revoked, inspected.
+
+    It shares its process and its model call with others, so it can be dropped before it runs, not ended.
+    """
+
+    on_revoked: Callable[[str, Callable[[], None]], None] | None = None
+    """Takes the storing of a revocation over, to the thread that stores outcomes."""
+
+    def _announce_revoked(self, *details: Any) -> None:
+        announce = super()._announce_revoked
+        if self.on_revoked is None:
+            announce(*details)
+            return
+        self._already_revoked = True
+        # The message is acknowledged with all others of its call.
+        self.acknowledged = True
+        self.on_revoked(self.id, partial(announce, *details))
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Refuse ``revoke(terminate=True)`` for a call that is running."""
+        logger.warning(
+            "Task %s[%s] rides in a batch and cannot be terminated; it was revoked if it had not started",
+            self.name,
+            self.id,
+        )
+
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        """Do nothing: at shutdown and on connection loss busload hands calls back itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Calls that may ride together: one task, equal shared options (as JSON with sorted keys)."""
+
+    task: str
+    options: bytes
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One call that the worker holds."""
+
+    request: BatchRequest
+    task: BatchTask[Any, ..., Any]
+    item: Any = None
+    shared: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+    deliveries: list[Message] = field(default_factory=list)
+    """Every message that brought this call. More than one after a connection was lost and found."""
+
+    traced: Outcome | None = None
+    """The outcome that Celery's tracer has stored, once it has."""
+
+    @property
+    def id(self) -> str:
+        return str(self.request.id)
+
+    @property
+    def redelivered(self) -> bool:
+        return bool(self.request.delivery_info.get("redelivered"))

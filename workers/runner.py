@@ -1,0 +1,184 @@
+"""The thread that owns the models, and the one that prepares the next batch for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from celery.utils.log import get_logger
+
+from ..batching import BatchAborted, Outcome, fail_all, match_results
+from ..tasks import direct
+from ..tasks.task import BatchItems, BatchTask, Prepared
+from . import crashes
+from .devices import choose_device
+from .intake import Intake
+from .request import Call
+
+logger = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class BatchRun:
+    """One batch from its forming to its outcomes."""
+
+    task: BatchTask[Any, ..., Any]
+    calls: list[Call]
+    argument: BatchItems | Prepared | None = None
+    error: BaseException | None = None
+    """What went wrong in preparing."""
+    outcomes: list[Outcome] = field(default_factory=list)
+    run_s: float = 0.0
+
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of the batch: shared values, and one list for each per-item option."""
+        own = {name: [call.own[name] for call in self.calls] for name in self.task.call_signature.per_item}
+        return {**self.calls[0].shared, **own}
+
+    def prepare(self, load: Callable[[BatchTask[Any, ..., Any]], Future[Any]]) -> None:
+        items = [call.item for call in self.calls]
+        try:
+            if not self.task.is_loaded:
+                load(self.task).result()
+            if self.task.is_model:
+                self.argument = Prepared(self.task.prepare(items, self.options()))
+            else:
+                self.argument = BatchItems(items)
+        except BaseException as error:  # noqa: BLE001  the batch fails with it, like one that raises in the model
+            self.error = error
+
+    def run(self) -> None:
+        started_at = time.monotonic()
+        try:
+            if self.error is not None:
+                raise self.error
+            options = self.options() if isinstance(self.argument, BatchItems) else {}
+            # Through __call__, so that subclasses which wrap it (an application context, say) take part.
+            results = self.task(self.argument, **options)
+            self.outcomes = match_results(results, len(self.calls))
+        except Exception as error:  # noqa: BLE001  every member of the batch gets it
+            self.outcomes = fail_all(error, len(self.calls))
+        except BaseException as error:  # noqa: BLE001  SystemExit, say: not this thread's, nor the worker's, to obey
+            self.outcomes = fail_all(BatchAborted(f"the batch raised {error!r}"), len(self.calls))
+        finally:
+            self.argument = None
+            self.run_s = time.monotonic() - started_at
+
+
+class Riders(Protocol):
+    """Whom the runner asks and tells about the calls of a batch, on its own threads."""
+
+    def admit(self, calls: list[Call]) -> list[Call]:
+        """Return those that shall run, before the batch is prepared."""
+        ...
+
+    def readmit(self, calls: list[Call]) -> list[Call]:
+        """Return those that still shall, just before it runs."""
+        ...
+
+    def started(self, run: BatchRun) -> None: ...
+
+    def finished(self, run: BatchRun) -> None: ...
+
+
+class Runner:
+    """Runs batches one at a time on one thread, the only one that touches the models."""
+
+    def __init__(self, intake: Intake, riders: Riders) -> None:
+        self._intake = intake
+        self._riders = riders
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=crashes.guard(self._work), name="busload-runner", daemon=True)
+        self._preparer = threading.Thread(target=crashes.guard(self._prepare), name="busload-prepare", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._preparer.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """End both threads. The intake must be closed; a call that is stuck is left behind after the timeout."""
+        self._jobs.put(None)
+        self._preparer.join(timeout_s)
+        self._thread.join(timeout_s)
+
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run ``function`` between two batches, on the runner's thread."""
+        future: Future[Any] = Future()
+
+        def job() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001  it is the future's to raise
+                future.set_exception(error)
+
+        if threading.current_thread() is self._thread:
+            job()
+        else:
+            self._jobs.put(job)
+        return future
+
+    def load(self, task: BatchTask[Any, ..., Any]) -> Future[Any]:
+        """Load and warm up the model of ``task``."""
+
+        return self.submit(partial(_load, task))
+
+    def call(self, task: BatchTask[Any, ..., Any], item: Any, options: dict[str, Any]) -> Any:
+        """Run a direct call of one item, made by any code in this process, and return its result."""
+
+        def run() -> Any:
+            shared, own = task.call_signature.split(options)
+            lists = {name: [value] for name, value in own.items()}
+            _load(task)
+            return match_results(task.batch_function([item], **shared, **lists), 1)[0]
+
+        return direct.unwrap(self.submit(run).result())
+
+    def _prepare(self) -> None:
+        while (batch := self._intake.take()) is not None:
+            calls = self._riders.admit(batch.items)
+            if not calls:
+                self._intake.batch_done()
+                continue
+            run = BatchRun(calls[0].task, calls)
+            run.prepare(self.load)
+            self._jobs.put(partial(self._run, run))
+
+    def _run(self, run: BatchRun) -> None:
+        try:
+            calls = self._riders.readmit(run.calls)
+            if len(calls) < len(run.calls):
+                run.calls = calls
+                if not calls:
+                    return
+                run.prepare(self.load)
+            self._riders.started(run)
+            _close_stale_connections()
+            run.run()
+            _close_stale_connections()
+        finally:
+            self._intake.batch_done()
+        self._riders.finished(run)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+
+def _load(task: BatchTask[Any, ..., Any]) -> None:
+    if not task.is_loaded:
+        task.ensure_loaded(choose_device(task.device) if task.is_model else "cpu")
+        task.warm_up()
+
+
+def _close_stale_connections() -> None:
+    """Do for this thread what Django does for each request, if the application uses Django's database."""
+    database = sys.modules.get("django.db")
+    if database is not None:
+        database.close_old_connections()
