@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from celery import current_app
-from celery._state import connect_on_app_finalize, get_active_apps
+from celery._state import connect_on_app_finalize, _get_active_apps
 from celery.local import Proxy
 from celery.utils.imports import symbol_by_name
 
@@ -28,7 +28,7 @@ def shared(task_class: type[TaskClass]) -> TaskClass:
         app.register_task(type(task_class.__name__, (task_class,), {"__module__": task_class.__module__})())
 
     connect_on_app_finalize(register)
-    for app in get_active_apps():
+    for app in _get_active_apps():
         if app.finalized:
             register(app)
     return cast("TaskClass", Proxy(lambda: current_app.tasks[task_class.name]))

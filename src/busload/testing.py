@@ -57,9 +57,8 @@ def in_memory_worker(app: Celery) -> Iterator[Any]:
 
 def _reconnect(app: Celery, settings: dict[str, Any]) -> None:
     app.conf.update(settings)
-    app.pool.force_close_all()
-    app._pool = None
-    app.amqp._producer_pool = None
+    # Connections and the backend are kept per application and made anew on the next use, as after a fork.
+    app._after_fork()
     app._backend_cache = None
     app._local.__dict__.pop("backend", None)
 
