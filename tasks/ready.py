@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from celery import current_app
-from celery._state import connect_on_app_finalize, _get_active_apps
+from celery._state import _get_active_apps, connect_on_app_finalize
 from celery.local import Proxy
 from celery.utils.imports import symbol_by_name
 

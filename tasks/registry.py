@@ -56,8 +56,12 @@ class Registry:
     def id_key(self) -> bytes:
         """Return the 32 secret bytes that all API processes of this Redis sign their ids with."""
         key = self._key("id-key")
-        self._backend.client.set(key, secrets.token_bytes(32), nx=True)
-        return bytes(self._backend.client.get(key))
+        # Read first: a full Redis still answers reads, and the key is there after the first time.
+        stored = self._backend.client.get(key)
+        if stored is None:
+            self._backend.client.set(key, secrets.token_bytes(32), nx=True)
+            stored = self._backend.client.get(key)
+        return bytes(stored)
 
     def _key(self, name: str) -> str:
         # The backend has put the application's global_keyprefix before its own prefix.

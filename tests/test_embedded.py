@@ -131,9 +131,7 @@ def test_given_data_folder_outlives_the_server(tmp_path: Path) -> None:
 def test_paused_server_answers_nothing_until_it_is_resumed() -> None:
     with EmbeddedServer() as server:
         patient = redis.Redis(unix_socket_path=str(server.socket_path))
-        hasty = redis.Redis(
-            unix_socket_path=str(server.socket_path), socket_timeout=0.1, retry=Retry(NoBackoff(), 0)
-        )
+        hasty = redis.Redis(unix_socket_path=str(server.socket_path), socket_timeout=0.1, retry=Retry(NoBackoff(), 0))
         with patient, hasty:
             server.pause()
             with pytest.raises(redis.TimeoutError):
@@ -163,9 +161,7 @@ def test_server_that_cannot_start_is_an_error_with_the_end_of_its_log(
     assert data_dir.exists()
 
 
-def test_server_that_does_not_answer_in_time_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_does_not_answer_in_time_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = tmp_path / "silent-server"
     silent.write_text("#!/bin/sh\nexec sleep 600\n")
     silent.chmod(0o700)

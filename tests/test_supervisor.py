@@ -143,9 +143,7 @@ def test_child_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) ->
     assert child.poll() == 128 + signal.SIGKILL
 
 
-def test_hanging_watchdog_is_killed_with_all_it_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_watchdog_is_killed_with_all_it_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(busload.supervisor, "WATCHDOG_MARGIN_S", 0.1)
     with Supervisor(tmp_path) as supervisor:
         child = supervisor.start(shell("busy", "sleep 600 & echo $!; wait", grace_s=0.1))
@@ -171,9 +169,7 @@ def test_failed_start_stops_the_children_before_it(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     first = supervisor.start(Command("first", SLEEP))
     with pytest.raises(FileNotFoundError):
-        supervisor.start_together(
-            [Command("second", SLEEP), Command("third", SLEEP, cwd=tmp_path / "missing")]
-        )
+        supervisor.start_together([Command("second", SLEEP), Command("third", SLEEP, cwd=tmp_path / "missing")])
     assert not running(first.pid)
     with pytest.raises(SupervisorError, match="no child to wait for"):
         supervisor.wait()

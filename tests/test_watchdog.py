@@ -162,9 +162,7 @@ def test_what_the_command_leaves_in_its_group_is_killed(tmp_path: Path) -> None:
 
 
 def test_killed_parent_takes_command_and_grandchildren_along(tmp_path: Path) -> None:
-    script = (
-        f"import subprocess; subprocess.Popen({[*WATCHDOG, '--', *SLEEPER]!r}, stdin=subprocess.PIPE).wait()"
-    )
+    script = f"import subprocess; subprocess.Popen({[*WATCHDOG, '--', *SLEEPER]!r}, stdin=subprocess.PIPE).wait()"
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path) as parent:
         pids = read_pids(tmp_path)
         parent.kill()
@@ -185,9 +183,7 @@ def test_status_pipe_tells_the_pid_and_ends_with_the_watchdog(tmp_path: Path) ->
     arguments = ["--status-fd", str(writer), "--", *SLEEPER]
     with (
         open(reader, "rb") as status,
-        subprocess.Popen(
-            [*WATCHDOG, *arguments], cwd=tmp_path, stdin=subprocess.PIPE, pass_fds=[writer]
-        ) as process,
+        subprocess.Popen([*WATCHDOG, *arguments], cwd=tmp_path, stdin=subprocess.PIPE, pass_fds=[writer]) as process,
     ):
         os.close(writer)
         assert int(status.readline()) == read_pids(tmp_path)[0]

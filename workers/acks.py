@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from itertools import groupby
 from typing import Any
 
 from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
 from kombu.message import Message
 from kombu.transport import redis, virtual
 
@@ -46,15 +46,17 @@ class Acks:
             logger.warning("busload: %d acknowledgements wait for the broker: %r", len(self._pending), error)
 
     def hand_back(self, messages: list[Message]) -> None:
-        """Return messages to their queues, oldest first to be taken."""
-        for qos, group in groupby(reversed(messages), key=lambda message: message.channel.qos):
-            for message in group:
-                if isinstance(qos, redis.QoS):
-                    # Workers take from the right end of the list, where this puts it.
-                    qos.restore_by_tag(message.delivery_tag, leftmost=False)
-                    virtual.QoS.ack(qos, message.delivery_tag)
-                else:
-                    message.reject_log_error(logger, self._connection_errors, requeue=True)
+        """Return messages to their queues, so that the oldest is taken first. Connection errors propagate."""
+        channel = self._channel()
+        if channel is None:
+            raise OperationalError("there is no connection to the broker")
+        for message in reversed(messages):
+            if isinstance(channel.qos, redis.QoS):
+                # Workers take from the right end of the list, where this puts it.
+                channel.qos.restore_by_tag(message.delivery_tag, leftmost=False)
+                virtual.QoS.ack(message.channel.qos, message.delivery_tag)
+            else:
+                message.reject_log_error(logger, self._connection_errors, requeue=True)
 
     def _acknowledge_together(self, qos: redis.QoS) -> None:
         messages = list(self._pending)

@@ -82,7 +82,7 @@ class BatchWorkerStep(bootsteps.StartStopStep):
         task_consumer = getattr(worker.consumer, "task_consumer", None)
         if task_consumer is not None:
             ignore_errors(worker.consumer, task_consumer.cancel)
-        self._pipeline.stop(lambda: 0.0 if _is_cold() else _grace_s(worker))
+        self._pipeline.stop(lambda: _grace_s(worker))
         self._direct_calls.__exit__(None, None, None)
 
     def stop(self, worker: WorkController) -> None:
@@ -123,9 +123,9 @@ def _channel(worker: WorkController) -> Any:
     return None if task_consumer is None else task_consumer.channel
 
 
-def _is_cold() -> bool:
-    return state.should_terminate is not None and state.should_terminate is not False
-
-
 def _grace_s(worker: WorkController) -> float:
+    """Return how long the running batch may take to finish: no time in a cold shutdown or after a crash."""
+    is_cold = state.should_terminate is not None and state.should_terminate is not False
+    if is_cold or state.should_stop == os.EX_SOFTWARE:
+        return 0.0
     return float(worker.app.conf.get("busload_shutdown_grace_s", DEFAULT_GRACE_S))

@@ -35,6 +35,7 @@ class BatchStrategy:
         if pipeline is None:
             return partial(_turn_away, consumer)
         receive = default(task, app, _ToBatch(consumer, task, pipeline))
+        drain, queue = pipeline.drain(consumer), task.queue_name
 
         def handle(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
             try:
@@ -44,6 +45,8 @@ class BatchStrategy:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 # Celery would take a KeyError for a lost connection and fetch the message again, for ever.
                 raise InvalidTaskError(f"the message cannot be read: {error!r}") from error
+            finally:
+                drain.soon(queue)
 
         return handle
 

@@ -39,7 +39,7 @@ class SentenceEncoder:
 
     def __init__(self, path: Path, device: str) -> None:
         """Load from local files alone, weights in the safetensors format alone."""
-        transformers_logging.disable_progress_bar()
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         self._device = torch.device(device)
         self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
         model = AutoModel.from_pretrained(path, local_files_only=True, use_safetensors=True)
@@ -48,9 +48,10 @@ class SentenceEncoder:
 
     def tokenize(self, texts: Sequence[str]) -> BatchEncoding:
         """Return token ids and mask, each of shape (texts, longest), padded and cut to ``max_tokens``."""
-        return self._tokenizer(
+        tokens: BatchEncoding = self._tokenizer(
             list(texts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt"
         )
+        return tokens
 
     @torch.inference_mode()
     def encode(self, tokens: BatchEncoding, normalize: bool) -> list[list[float]]:

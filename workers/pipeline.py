@@ -23,6 +23,7 @@ from ..batching import Failed, Policy, fail_all
 from ..tasks.task import BatchTask
 from . import crashes
 from .acks import Acks
+from .drain import Drain
 from .events import Events
 from .intake import Intake
 from .request import Call, Partition
@@ -72,6 +73,7 @@ class Pipeline:
         self._stopping = threading.Event()
         self._abandoned = threading.Event()
         self._warned: set[str] = set()
+        self._drain: Drain | None = None
 
     # -- on the consumer's thread ----------------------------------------------------------------------
 
@@ -98,6 +100,12 @@ class Pipeline:
         """Fail a call that cannot join a batch."""
         if self._hold(call):
             self._store_soon(partial(self._settle_batch, [call], fail_all(error, 1), 0.0))
+
+    def drain(self, consumer: Any) -> Drain:
+        """Return what fetches whole batches for ``consumer``; all tasks of one consumer share it."""
+        if self._drain is None or self._drain.consumer is not consumer:
+            self._drain = Drain(consumer)
+        return self._drain
 
     def pump(self) -> None:
         """Run what other threads have left for this one."""
@@ -134,7 +142,7 @@ class Pipeline:
         """Return whether the call is new here. One that was delivered again keeps its place."""
         held = self._held.setdefault(call.id, call)
         if held is call:
-            call.request.on_revoked = self._on_revoked
+            call.request.on_revoked = partial(self._on_revoked, call)
             return True
         held.deliveries += call.deliveries
         return False
@@ -145,7 +153,10 @@ class Pipeline:
         messages = [message for call in self._held.values() for message in call.deliveries]
         logger.info("busload: handing %d calls back to their queues", len(self._held))
         self._held.clear()
-        self._acks.hand_back(messages)
+        try:
+            self._acks.hand_back(messages)
+        except self._away as error:
+            logger.error("busload: the broker is away; it delivers %d calls again by itself: %r", len(messages), error)
 
     def _show_started(self, calls: list[Call], started_at: float) -> None:
         for call in calls:
@@ -209,10 +220,10 @@ class Pipeline:
             logger.error("Task %s raised %r\n%s", run.task.name, failure.error, failure.traceback)
         self._store_soon(partial(self._settle_batch, run.calls, run.outcomes, run.run_s))
 
-    def _on_revoked(self, call_id: str, announce: Callable[[], None]) -> None:
+    def _on_revoked(self, call: Call, announce: Callable[[], None]) -> None:
         def store() -> None:
             announce()
-            self._post(partial(self._let_go, [self._held[call_id]]))
+            self._post(partial(self._let_go, [call]))
 
         self._store_soon(store)
 

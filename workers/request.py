@@ -23,7 +23,7 @@ class BatchRequest(Request):
     It shares its process and its model call with others, so it can be dropped before it runs, not ended.
     """
 
-    on_revoked: Callable[[str, Callable[[], None]], None] | None = None
+    on_revoked: Callable[[Callable[[], None]], None] | None = None
     """Takes the storing of a revocation over, to the thread that stores outcomes."""
 
     def _announce_revoked(self, *details: Any) -> None:
@@ -34,7 +34,7 @@ class BatchRequest(Request):
         self._already_revoked = True
         # The message is acknowledged with all others of its call.
         self.acknowledged = True
-        self.on_revoked(self.id, partial(announce, *details))
+        self.on_revoked(partial(announce, *details))
 
     def terminate(self, pool: Any, signal: Any = None) -> None:
         """Refuse ``revoke(terminate=True)`` for a call that is running."""

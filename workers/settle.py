@@ -7,11 +7,15 @@ from typing import Any, Protocol
 from celery import Celery, signals, states
 from celery.app.trace import task_has_custom, trace_task
 from celery.backends.redis import RedisBackend
+from celery.exceptions import Reject
+from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
 
 from ..batching import Failed, Outcome, ResultEncodeError
 from ..tasks import direct
 from .request import Call
+
+logger = get_logger(__name__)
 
 Settled = list[tuple[Call, Outcome]]
 
@@ -55,18 +59,22 @@ class TracedSettle:
         if call.traced is not None:  # before a connection error interrupted the batch
             return call.traced
         request = {**call.request.request_dict, **(call.request._payload[2] or {}), "is_eager": False}
-        with direct.known_outcome(outcome):
-            trace = trace_task(
-                call.task,
-                call.id,
-                call.request.args,
-                call.request.kwargs,
-                request,
-                hostname=self._hostname,
-                loader=self._app.loader,
-                app=self._app,
-            )
-        error = None if trace.info is None else trace.info.retval
+        try:
+            with direct.known_outcome(outcome):
+                trace = trace_task(
+                    call.task,
+                    call.id,
+                    call.request.args,
+                    call.request.kwargs,
+                    request,
+                    hostname=self._hostname,
+                    loader=self._app.loader,
+                    app=self._app,
+                )
+            error = None if trace.info is None else trace.info.retval
+        except Reject as rejection:
+            logger.exception("Task %s[%s]: a handler or callback rejected the outcome", call.task.name, call.id)
+            error = rejection
         if isinstance(error, self._connection_errors):
             # The tracer reports it like any error; but nothing is stored yet, so the call is still ours.
             raise error

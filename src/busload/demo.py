@@ -23,7 +23,7 @@ from .batching import BusloadError
 from .stack import Progress, Stack, running_stack
 from .tasks.ready import embed
 
-QUERY = "How can I run cleanup code when a block of statements ends?"
+QUERY = "Which names are looked up in the enclosing scope?"
 SENTENCES = 256
 HTTP_CLIENTS = 4
 TIMEOUT_S = 60.0

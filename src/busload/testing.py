@@ -47,15 +47,15 @@ def in_memory_worker(app: Celery) -> Iterator[Any]:
     """
     settings = {"broker_url": "memory://", "result_backend": "cache+memory://"}
     before = {name: app.conf[name] for name in settings}
-    _reconnect(app, settings)
+    reconnect(app, settings)
     try:
         with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False) as worker:
             yield worker
     finally:
-        _reconnect(app, before)
+        reconnect(app, before)
 
 
-def _reconnect(app: Celery, settings: dict[str, Any]) -> None:
+def reconnect(app: Celery, settings: dict[str, Any]) -> None:
     app.conf.update(settings)
     # Connections and the backend are kept per application and made anew on the next use, as after a fork.
     app._after_fork()
