@@ -45,7 +45,7 @@ def take_known_outcome() -> Outcome | None:
 def unwrap(outcome: Outcome) -> Any:
     """Return the value of ``outcome``, or raise its error."""
     if isinstance(outcome, Failed):
-        raise outcome.error.with_traceback(outcome.error.__traceback__)
+        raise outcome.error
     return outcome.value
 
 

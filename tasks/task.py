@@ -206,6 +206,7 @@ class BatchTask(_Base[Item, Options, Result]):
         )
 
     _loaded = False
+    _loading = threading.Lock()
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -222,7 +223,6 @@ class BatchTask(_Base[Item, Options, Result]):
             )
         _ = task.call_signature, task.batch_policy
         install_steps(app)
-        cls._loading = threading.Lock()
 
 
 def install_steps(app: Celery) -> None:

@@ -217,7 +217,7 @@ class Pipeline:
             len(failures),
         )
         for failure in {id(failure.error): failure for failure in failures}.values():
-            logger.error("Task %s raised %r\n%s", run.task.name, failure.error, failure.traceback)
+            logger.error("Batch of %s: %r\n%s", run.task.name, failure.error, failure.traceback)
         self._store_soon(partial(self._settle_batch, run.calls, run.outcomes, run.run_s))
 
     def _on_revoked(self, call: Call, announce: Callable[[], None]) -> None:

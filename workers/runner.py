@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -48,7 +49,8 @@ class BatchRun:
             if not self.task.is_loaded:
                 load(self.task).result()
             if self.task.is_model:
-                self.argument = Prepared(self.task.prepare(items, self.options()))
+                with _fresh_connections():
+                    self.argument = Prepared(self.task.prepare(items, self.options()))
             else:
                 self.argument = BatchItems(items)
         except BaseException as error:  # noqa: BLE001  the batch fails with it, like one that raises in the model
@@ -61,7 +63,8 @@ class BatchRun:
                 raise self.error
             options = self.options() if isinstance(self.argument, BatchItems) else {}
             # Through __call__, so that subclasses which wrap it (an application context, say) take part.
-            results = self.task(self.argument, **options)
+            with _fresh_connections():
+                results = self.task(self.argument, **options)
             self.outcomes = match_results(results, len(self.calls))
         except Exception as error:  # noqa: BLE001  every member of the batch gets it
             self.outcomes = fail_all(error, len(self.calls))
@@ -136,7 +139,8 @@ class Runner:
             shared, own = task.call_signature.split(options)
             lists = {name: [value] for name, value in own.items()}
             _load(task)
-            return match_results(task.batch_function([item], **shared, **lists), 1)[0]
+            with _fresh_connections():
+                return match_results(task(BatchItems([item]), **shared, **lists), 1)[0]
 
         return direct.unwrap(self.submit(run).result())
 
@@ -159,9 +163,7 @@ class Runner:
                     return
                 run.prepare(self.load)
             self._riders.started(run)
-            _close_stale_connections()
             run.run()
-            _close_stale_connections()
         finally:
             self._intake.batch_done()
         self._riders.finished(run)
@@ -177,8 +179,19 @@ def _load(task: BatchTask[Any, ..., Any]) -> None:
         task.warm_up()
 
 
-def _close_stale_connections() -> None:
-    """Do for this thread what Django does for each request, if the application uses Django's database."""
-    database = sys.modules.get("django.db")
-    if database is not None:
-        database.close_old_connections()
+@contextmanager
+def _fresh_connections() -> Iterator[None]:
+    """Do for this thread what Django does around each request, in an application that uses Django."""
+    settings = sys.modules.get("django.conf")
+    if settings is None or not settings.settings.configured:
+        yield
+        return
+    from django.core.cache import close_caches
+    from django.db import close_old_connections
+
+    close_old_connections()
+    try:
+        yield
+    finally:
+        close_old_connections()
+        close_caches()

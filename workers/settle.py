@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Protocol
+from weakref import ReferenceType
 
 from celery import Celery, signals, states
 from celery.app.trace import task_has_custom, trace_task
@@ -202,8 +203,17 @@ def is_plain(call: Call) -> bool:
     embed = call.request._payload[2] or {}
     return not (
         any(embed.get(name) for name in _EMBEDDED)
-        or any(signal.receivers for signal in _SIGNALS)
+        or any(_listens(signal) for signal in _SIGNALS)
         or any(task_has_custom(call.task, name) for name in _HANDLERS)
+    )
+
+
+def _listens(signal: Any) -> bool:
+    """Whether anybody but Celery's Django fixup receives ``signal``: it closes connections, as the runner does."""
+    receivers = (receiver() if isinstance(receiver, ReferenceType) else receiver for _, receiver in signal.receivers)
+    return any(
+        receiver is not None and type(getattr(receiver, "__self__", None)).__name__ != "DjangoWorkerFixup"
+        for receiver in receivers
     )
 
 

@@ -7,6 +7,7 @@ task that the code under test only sends to.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.contrib.testing.worker import start_worker
+from celery.worker import state
 
 from .batching import Failed, match_results
 from .tasks import BatchTask
@@ -45,12 +47,20 @@ def in_memory_worker(app: Celery) -> Iterator[Any]:
 
     The application's own broker and backend come back at the end.
     """
-    settings = {"broker_url": "memory://", "result_backend": "cache+memory://"}
+    settings = {
+        "broker_url": "memory://",
+        "result_backend": "cache+memory://",
+        "broker_transport_options": {"polling_interval": 0.01},
+    }
     before = {name: app.conf[name] for name in settings}
     reconnect(app, settings)
     try:
         with start_worker(app, pool="threads", concurrency=1, perform_ping_check=False) as worker:
             yield worker
+            state.should_terminate = os.EX_OK
+            # The loop looks twice more, each time waiting up to 2 s for a message; it need not wait.
+            for _ in range(2):
+                app.control.broadcast("ping")
     finally:
         reconnect(app, before)
 

@@ -1,0 +1,88 @@
+"""Connections and servers come and go; calls keep their one right outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from celery import Celery
+from celery.result import AsyncResult
+
+from busload.embedded import EmbeddedServer
+from busload.testing import reconnect
+from tests.integration import worker_app
+from tests.integration.conftest import StartWorker
+from tests.support import Ledger, is_drained, until
+
+CALLS = 150
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedServer]:
+    """A server of the test's own, to break."""
+    with EmbeddedServer() as server:
+        yield server
+
+
+@pytest.fixture
+def app(server: EmbeddedServer) -> Celery:
+    reconnect(worker_app.app, {"broker_url": server.url, "result_backend": server.url})
+    return worker_app.app
+
+
+def send(app: Celery, name: str) -> list[AsyncResult[str]]:
+    # Without a subscription for each result: these tests cut every connection.
+    return [app.send_task("echo", (f"{name} {number}",), {"nap_s": 0.2}) for number in range(CALLS)]
+
+
+def all_succeed(app: Celery, ids: list[str], name: str) -> None:
+    for number, task_id in enumerate(ids):
+        until(lambda task_id=task_id: app.backend.get_task_meta(task_id, cache=False)["status"] == "SUCCESS")  # type: ignore[misc]
+        assert app.backend.get_task_meta(task_id)["result"] == f"{name} {number}"
+
+
+def test_cut_connections_lose_nothing(
+    app: Celery, start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger
+) -> None:
+    worker = start_worker()
+    ids = [result.id for result in send(app, "before")]
+    until(lambda: ledger.batches())
+    with server.client() as client:
+        for _ in range(3):
+            client.client_kill_filter(_type="normal", skipme=True)
+            client.client_kill_filter(_type="pubsub", skipme=True)
+    ids_after = [result.id for result in send(app, "after")]
+    all_succeed(app, ids, "before")
+    all_succeed(app, ids_after, "after")
+    assert worker.process.poll() is None
+    until(lambda: is_drained(server))
+
+
+def test_a_server_that_restarts_during_a_batch_loses_nothing(
+    app: Celery, start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger
+) -> None:
+    worker = start_worker()
+    ids = [result.id for result in send(app, "call")]
+    until(lambda: ledger.batches())
+    with server.client() as client:
+        client.config_set("appendfsync", "always")
+    server.kill()
+    server.restart()
+    all_succeed(app, ids, "call")
+    assert worker.process.poll() is None
+    until(lambda: is_drained(server))
+
+
+def test_outcomes_wait_for_a_full_server(
+    app: Celery, start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger
+) -> None:
+    worker = start_worker()
+    result = app.send_task("echo", ("kept",), {"nap_s": 1.0})
+    until(lambda: ledger.batches())
+    with server.client() as client:
+        client.config_set("maxmemory", "1")
+        worker.wait_for("the result backend is away")
+        client.config_set("maxmemory", "0")
+    until(lambda: app.backend.get_task_meta(result.id, cache=False)["status"] == "SUCCESS")
+    assert ledger.times_run("kept") == 1
+    until(lambda: is_drained(server))
