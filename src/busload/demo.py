@@ -24,7 +24,7 @@ from .stack import Progress, Stack, running_stack
 from .tasks.ready import embed
 
 QUERY = "Which names are looked up in the enclosing scope?"
-SENTENCES = 256
+SENTENCES = 200
 HTTP_CLIENTS = 4
 TIMEOUT_S = 60.0
 # Padding changes the last bits of a float32 sum.

@@ -1,0 +1,1 @@
+"""Benchmarks beside their peers: every figure comes from one run, in alternating rounds."""
