@@ -3,9 +3,10 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
+
 from busload.bench.overhead import PEERS, Peer, Round, _rows
 from busload.cli import main
-from click.testing import CliRunner
 
 
 def test_every_peer_does_its_backlog() -> None:
