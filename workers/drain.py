@@ -8,9 +8,11 @@ uses: restoring, acknowledging and stock workers see no difference.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from celery.utils.log import get_logger
+from kombu.message import Message
 from kombu.transport import redis, virtual
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
@@ -74,10 +76,12 @@ class Drain:
         if task_consumer is None or not task_consumer.consuming_from(queue):
             return
         texts = self._move(task_consumer.channel, queue)
+        # All are on the channel's books before the first is handled: whatever happens then, it restores the rest.
+        messages = list(self._messages(task_consumer.channel, texts))
         self._delivering = True
         try:
-            for text in texts:
-                self._deliver(task_consumer, text)
+            for message in messages:
+                task_consumer._receive_callback(message)
         finally:
             self._delivering = False
         if sum(map(len, texts)) >= MAX_BYTES:
@@ -101,15 +105,15 @@ class Drain:
             )
         return texts
 
-    def _deliver(self, task_consumer: Any, text: bytes) -> None:
-        channel = task_consumer.channel
-        payload = loads(bytes_to_str(text))
-        try:
-            message = channel.Message(payload, channel=channel)
-        except (KeyError, TypeError, ValueError) as error:
-            # As Celery does with what it cannot decode, or it would come back for ever.
-            logger.critical("busload: dropping a message that cannot be read: %r", error)
-            channel.qos._remove_from_indices(payload["properties"]["delivery_tag"]).execute()
-            return
-        virtual.QoS.append(channel.qos, message, message.delivery_tag)
-        task_consumer._receive_callback(message)
+    def _messages(self, channel: redis.Channel, texts: list[bytes]) -> Iterator[Message]:
+        for text in texts:
+            payload = loads(bytes_to_str(text))
+            try:
+                message = channel.Message(payload, channel=channel)
+            except (KeyError, TypeError, ValueError) as error:
+                # As Celery does with what it cannot decode, or it would come back for ever.
+                logger.critical("busload: dropping a message that cannot be read: %r", error)
+                channel.qos._remove_from_indices(payload["properties"]["delivery_tag"]).execute()
+                continue
+            virtual.QoS.append(channel.qos, message, message.delivery_tag)
+            yield message
