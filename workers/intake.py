@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from ..batching import NEVER, Batch, Batcher, Policy
+from ..batching import NEVER, NOW, Batch, Batcher, Policy
 from .request import Call, Partition
 
 # One batch in the model, one prepared behind it.
@@ -30,6 +30,8 @@ class Intake:
         self._changed = threading.Condition()
         self._taken = 0
         self._closed = False
+        # When take() looks again by itself. Waking it for every call would cost more than the call.
+        self._looks_at = NEVER
 
     def __len__(self) -> int:
         with self._changed:
@@ -40,7 +42,8 @@ class Intake:
         with self._changed:
             is_new = partition not in self._batcher
             self._batcher.offer(partition, call, self._clock())
-            self._changed.notify_all()
+            if self._batcher.next_flush_at(self._runner_free) < self._looks_at:
+                self._changed.notify_all()
             if not is_new:
                 return []
             return [other for other in self._batcher if other.task == partition.task]
@@ -50,17 +53,21 @@ class Intake:
         with self._changed:
             while not self._closed:
                 if self._taken < MAX_BATCHES_TAKEN:
-                    runner_free = self._taken == 0
                     now = self._clock()
-                    batch = self._batcher.flush_due(now, runner_free)
+                    batch = self._batcher.flush_due(now, self._runner_free)
                     if batch is not None:
                         self._taken += 1
                         return batch
-                    due_at = self._batcher.next_flush_at(runner_free)
-                    self._changed.wait(None if due_at == NEVER else due_at - now)
+                    self._looks_at = self._batcher.next_flush_at(self._runner_free)
+                    self._changed.wait(None if self._looks_at == NEVER else self._looks_at - now)
                 else:
+                    self._looks_at = NOW  # no new call can make it sooner; batch_done() will
                     self._changed.wait()
             return None
+
+    @property
+    def _runner_free(self) -> bool:
+        return self._taken == 0
 
     def batch_done(self) -> None:
         """Say that the runner is through with a batch that ``take`` gave."""
