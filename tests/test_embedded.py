@@ -201,3 +201,10 @@ def test_killed_parent_takes_the_server_along(tmp_path: Path) -> None:
         os.kill(parent.pid, signal.SIGKILL)
     eventually(lambda: not running(int(pid)))
     shutil.rmtree(folder)  # nobody is left to do it
+
+
+def test_data_is_for_one_server_at_a_time(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path), pytest.raises(EmbeddedServerError, match=f"another embedded server uses {tmp_path}"):
+        EmbeddedServer(tmp_path).start()
+    with EmbeddedServer(tmp_path) as server, server.client() as client:
+        assert client.ping()

@@ -4,6 +4,7 @@ It listens on a unix socket in a folder that only its user can enter, keeps its 
 and never outlives the process that started it.
 """
 
+import fcntl
 import random
 import shutil
 import signal
@@ -13,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -38,7 +39,8 @@ class EmbeddedServer:
     """A Valkey server on a unix socket, or with `tcp=True` on a random port of 127.0.0.1 without a password.
 
     Without `data_dir` the data lives in the temporary folder and goes with it. With it the data stays and is
-    loaded by the next server; only one server at a time may use it. A `data_dir` that is missing is created
+    loaded by the next server; a second server on it is refused while the first
+    is there. A `data_dir` that is missing is created
     with mode 700; the mode of one that exists is left as it is.
     """
 
@@ -57,6 +59,7 @@ class EmbeddedServer:
         self._folder: Path | None = None
         self._port: int | None = None
         self._child: Child | None = None
+        self._lock: IO[str] | None = None
 
     @property
     def socket_path(self) -> Path:
@@ -108,6 +111,7 @@ class EmbeddedServer:
         try:
             self._port = _free_port() if self._tcp else None
             self._data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock_data()
             self._launch(binary)
         except BaseException:
             self.stop()
@@ -118,6 +122,9 @@ class EmbeddedServer:
         if self._child is not None:
             self._child.stop()
             self._child = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         if self._folder is not None:
             shutil.rmtree(self._folder)
             self._folder = None
@@ -164,6 +171,14 @@ class EmbeddedServer:
         if self._given_data_dir is None:
             return self._started_folder()
         return self._given_data_dir.resolve()
+
+    def _lock_data(self) -> None:
+        """Keep the data for this server alone: two would write into one append-only file."""
+        self._lock = (self._data_dir() / "busload.lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise EmbeddedServerError(f"another embedded server uses {self._data_dir()}") from None
 
     def _launch(self, binary: Path) -> None:
         command = Command("valkey", [str(binary), *self._options()], grace_s=self._stop_grace_s)
