@@ -28,6 +28,8 @@ def create_app(settings: Settings) -> APIFlask:
         HTTP_ERROR_SCHEMA=ERROR_SCHEMA,
         VALIDATION_ERROR_SCHEMA=ERROR_SCHEMA,
     )
+    app.json.sort_keys = False  # type: ignore[attr-defined]
+    app.json.compact = True  # type: ignore[attr-defined]
     app.extensions["busload"] = Gateway.from_settings(settings)
     app.spec_processor(_require_bodies)
     register_error_handlers(app)

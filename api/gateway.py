@@ -16,6 +16,12 @@ from .errors import BackendUnavailable, BrokerUnavailable, Expired, UnknownId, U
 from .guard import Guard
 from .settings import Settings
 
+LONGEST_WAIT_S = 3600
+"""How long a call may be pending before its result's lifetime begins, as far as the answer 410 goes.
+
+It is Celery's visibility timeout, after which the calls of a killed worker are delivered again.
+"""
+
 
 class Gateway:
     """The API's side of the queues and the result store. Thread safe."""
@@ -44,7 +50,7 @@ class Gateway:
         with self._on_backend():
             spec = self._registry.get(name)
             if spec is None:
-                raise UnknownTask("No worker has published a task of this name.")
+                raise UnknownTask("No worker has published this task yet. Is one running, and has its model loaded?")
             key = self._registry.id_key()
         validation.check(spec, item, options)
         task_id = ids.mint(key, _now_ms())
@@ -82,8 +88,10 @@ class Gateway:
         minted_ms = ids.minted_at_ms(self._registry.id_key(), task_id)
         if minted_ms is None:
             raise UnknownId("There is no task of this id.")
-        lifetime_s = max((spec.result_ttl_s for spec in self._registry.all().values()), default=0)
-        if _now_ms() - minted_ms > 1000 * lifetime_s:
+        lifetimes_s = [spec.result_ttl_s for spec in self._registry.all().values()]
+        if 0 in lifetimes_s:  # results of that task never expire, and the id does not say whose it is
+            return
+        if _now_ms() - minted_ms > 1000 * (max(lifetimes_s, default=0) + LONGEST_WAIT_S):
             raise Expired("The result of this task has expired.")
 
     def _ping_broker(self) -> None:

@@ -36,7 +36,7 @@ _UNREADABLE = (
 
 def pending_json(task_id: str) -> str:
     """Return the JSON answer for a call that has no record yet."""
-    return json.dumps({"id": task_id, "state": states.PENDING, "result": None})
+    return _compact({"id": task_id, "state": states.PENDING, "result": None})
 
 
 def record_json(task_id: str, stored: bytes, backend: RedisBackend) -> str:
@@ -80,12 +80,16 @@ def _unreadable(task_id: str, why: Exception) -> dict[str, Any]:
 
 def _dumps(body: dict[str, Any]) -> str:
     try:
-        return json.dumps(body, allow_nan=False)
+        return _compact(body)
     except (TypeError, ValueError):
         # A type that kombu's JSON restores, or a float that JSON has no word for.
         plain = _Plain()
         body = body | {"result": plain(body["result"])}
-        return json.dumps(body | {"non_finite": True} if plain.met_non_finite else body, allow_nan=False)
+        return _compact(body | {"non_finite": True} if plain.met_non_finite else body)
+
+
+def _compact(body: dict[str, Any]) -> str:
+    return json.dumps(body, allow_nan=False, separators=(",", ":"))
 
 
 class _Plain:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from pydantic import SecretStr
+
+N = TypeVar("N", int, float)
 
 DEFAULT_BROKER_URL = "redis://localhost:6379/0"
 
@@ -35,7 +38,10 @@ class Settings:
         if not (math.isfinite(self.redis_timeout_s) and self.redis_timeout_s > 0):
             raise ValueError(f"redis_timeout_s must be finite and > 0, got {self.redis_timeout_s}")
         if not self.result_backend_url.get_secret_value().startswith(("redis://", "rediss://", "redis+socket://")):
-            raise ValueError("result_backend must be a redis://, rediss:// or redis+socket:// URL")
+            raise ValueError(
+                "BUSLOAD_RESULT_BACKEND, or BUSLOAD_BROKER_URL without it, must be a redis://, rediss:// or "
+                "redis+socket:// URL"
+            )
 
     @property
     def result_backend_url(self) -> SecretStr:
@@ -48,6 +54,13 @@ class Settings:
         return cls(
             broker_url=SecretStr(environ.get("BUSLOAD_BROKER_URL", DEFAULT_BROKER_URL)),
             result_backend=None if backend is None else SecretStr(backend),
-            max_body_bytes=int(environ.get("BUSLOAD_MAX_BODY_BYTES", cls.max_body_bytes)),
-            redis_timeout_s=float(environ.get("BUSLOAD_REDIS_TIMEOUT_S", cls.redis_timeout_s)),
+            max_body_bytes=_number(int, environ, "BUSLOAD_MAX_BODY_BYTES", cls.max_body_bytes),
+            redis_timeout_s=_number(float, environ, "BUSLOAD_REDIS_TIMEOUT_S", cls.redis_timeout_s),
         )
+
+
+def _number(kind: type[N], environ: Mapping[str, str], name: str, default: N) -> N:
+    try:
+        return kind(environ.get(name, default))
+    except ValueError:
+        raise ValueError(f"{name} must be a number, got {environ[name]!r}") from None

@@ -35,7 +35,7 @@ class _Line(Generic[T]):
 class Batcher(Generic[K, T]):
     """Sorts offered items into partitions and says which batch leaves when.
 
-    ``policy_of(partition)`` names the policy of a partition when its first item comes. All times are seconds
+    ``policy_of(partition)`` gives the policy of a partition when its first item comes. All times are seconds
     on one clock of the caller's that never runs backwards.
     """
 
@@ -65,15 +65,19 @@ class Batcher(Generic[K, T]):
         return min((line.flush_at(runner_free) for line in self._lines.values()), default=NEVER)
 
     def flush_due(self, now: float, runner_free: bool = True) -> Batch[K, T] | None:
-        """Take the due batch whose first item has waited longest, or None if no batch is due at ``now``."""
-        due = [
+        """Take the batch that is due and whose first item has waited longest; None if none is due at ``now``.
+
+        When a full batch is due behind a busy runner, one that is overdue goes before it: else full batches that
+        keep coming would hold it back for ever.
+        """
+        if self.next_flush_at(runner_free) > now:
+            return None
+        overdue = [
             (line.waiting[0][0], partition)
             for partition, line in self._lines.items()
-            if line.flush_at(runner_free) <= now
+            if line.flush_at(runner_free=True) <= now
         ]
-        if not due:
-            return None
-        return self._take(min(due, key=lambda candidate: candidate[0])[1])
+        return self._take(min(overdue, key=lambda candidate: candidate[0])[1])
 
     def drain(self) -> list[Batch[K, T]]:
         """Take everything that waits, due or not, in batches no larger than their policies allow."""

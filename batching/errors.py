@@ -29,4 +29,8 @@ class ResultEncodeError(BusloadError):
 
 
 class BatchAborted(BusloadError):
-    """A batch function tried to end the process, with SystemExit or KeyboardInterrupt."""
+    """A batch function raised what means nothing for a batch.
+
+    SystemExit and KeyboardInterrupt, which would end the worker, and Celery's Retry, Ignore and Reject, which are
+    about one message.
+    """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from .errors import ResultCountError
@@ -23,10 +24,12 @@ class Failed:
 
     error: BaseException
     traceback: str
+    origin: TracebackType | None = None
+    """Where the error was raised: raising it again for another item starts from here."""
 
     @classmethod
     def from_error(cls, error: BaseException) -> Failed:
-        return cls(error, "".join(traceback.format_exception(error)))
+        return cls(error, "".join(traceback.format_exception(error)), error.__traceback__)
 
 
 Outcome = Succeeded | Failed
@@ -40,13 +43,20 @@ def match_results(results: object, expected: int) -> list[Outcome]:
 
     Raises ResultCountError where results cannot be matched to items one to one.
     """
-    if hasattr(results, "tolist"):
-        results = results.tolist()
+    results = _plain(results)
     if not isinstance(results, Sequence) or isinstance(results, (str, bytes, bytearray, memoryview)):
         raise ResultCountError(expected, type(results).__name__)
     if len(results) != expected:
         raise ResultCountError(expected, len(results))
-    return [Failed.from_error(result) if isinstance(result, BaseException) else Succeeded(result) for result in results]
+    return [
+        Failed.from_error(result) if isinstance(result, BaseException) else Succeeded(_plain(result))
+        for result in results
+    ]
+
+
+def _plain(result: Any) -> Any:
+    """Turn an array, tensor or array scalar into plain numbers."""
+    return result.tolist() if hasattr(result, "tolist") else result
 
 
 def fail_all(error: BaseException, count: int) -> list[Outcome]:

@@ -36,6 +36,8 @@ class StaticPolicy:
 
     def __post_init__(self) -> None:
         _check_size(self.max_batch_size)
+        if isinstance(self.max_wait_ms, bool) or not isinstance(self.max_wait_ms, (int, float)):
+            raise TypeError(f"max_wait_ms must be a number, got {self.max_wait_ms!r}")
         if not (self.max_wait_ms >= 0 and math.isfinite(self.max_wait_ms)):
             raise ValueError(f"max_wait_ms must be a finite number >= 0, got {self.max_wait_ms}")
 

@@ -57,7 +57,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Row:
-    """A peer's rounds: medians, and the least and largest of each. CPU in microseconds per task."""
+    """A peer's rounds: medians, and the least and largest worker cost. CPU in microseconds per task."""
 
     peer: str
     events: bool

@@ -16,7 +16,7 @@ DirectCall = Callable[["BatchTask[Any, ..., Any]", Any, dict[str, Any]], Any]
 
 
 class _Thread(threading.local):
-    known: Outcome | None = None
+    known: tuple[str, Outcome] | None = None
 
 
 _thread = _Thread()
@@ -24,28 +24,29 @@ _worker_call: list[DirectCall] = []
 
 
 @contextmanager
-def known_outcome(outcome: Outcome) -> Iterator[None]:
-    """Let the one call that this thread makes inside the block end in ``outcome`` without running.
+def known_outcome(task_id: str, outcome: Outcome) -> Iterator[None]:
+    """Let the call ``task_id`` that this thread makes inside the block end in ``outcome`` without running.
 
     This is how Celery's own tracer settles an item of a batch: it calls the task and is told the result.
     """
-    _thread.known = outcome
+    _thread.known = (task_id, outcome)
     try:
         yield
     finally:
         _thread.known = None
 
 
-def take_known_outcome() -> Outcome | None:
-    """Return this thread's known outcome, once."""
-    known, _thread.known = _thread.known, None
-    return known
+def known_outcome_of(task_id: str | None) -> Outcome | None:
+    """Return the outcome that this thread knows of the call ``task_id``."""
+    if _thread.known is None or _thread.known[0] != task_id:
+        return None
+    return _thread.known[1]
 
 
 def unwrap(outcome: Outcome) -> Any:
     """Return the value of ``outcome``, or raise its error."""
     if isinstance(outcome, Failed):
-        raise outcome.error
+        raise outcome.error.with_traceback(outcome.origin)
     return outcome.value
 
 

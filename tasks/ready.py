@@ -50,10 +50,10 @@ class Embed(BatchTask[str, ..., list[float]]):
         self.model = symbol_by_name(_EMBED_MODEL)(device)
 
     def warm_up(self) -> None:
-        self.run_batch(self.prepare(self.model.warm_up_texts(self.max_batch_size), {}))
+        self.run_batch(self.prepare(self.model.warm_up_texts(self.max_batch_size), {"normalize": True}))
 
     def prepare(self, items: list[str], options: dict[str, Any]) -> Any:
-        return self.model.tokenize(items), options.get("normalize", True)
+        return self.model.tokenize(items), options["normalize"]
 
     def run_batch(self, prepared: Any) -> list[list[float]]:
         tokens, normalize = prepared

@@ -36,6 +36,8 @@ class CallSignature:
                 raise TypeError(f"{name}() may take options by keyword only; put '*' before {parameter.name!r}")
         self.name = name
         self.item_type = _supported(item_type)
+        if isinstance(per_item, str):
+            raise TypeError(f"{name}(): per_item takes a tuple of names, got {per_item!r}")
         self.per_item = frozenset(per_item)
         if unknown := self.per_item - {parameter.name for parameter in options}:
             raise TypeError(f"{name}() has no option named {', '.join(sorted(unknown))} (per_item)")
@@ -53,7 +55,9 @@ class CallSignature:
         name = function.__name__
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters or parameters[0].kind not in _POSITIONAL:
-            raise TypeError(f"{name}() must take the list of items as its first positional parameter")
+            raise TypeError(
+                f"{name}() must take the list of items as its first positional parameter, after self if bound"
+            )
         hints = _type_hints(function)
         item_type = _element_type(hints.get(parameters[0].name, Any))
         return cls(name, item_type, parameters[1:], hints, per_item)
@@ -90,10 +94,11 @@ class CallSignature:
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options that callers of one batch share, and those that each item has for itself.
 
-        Omitted options of the second kind take the default of the signature.
+        Omitted options take the default of the signature.
         """
-        shared = {name: value for name, value in options.items() if name not in self.per_item}
-        own = {name: options.get(name, self.defaults.get(name)) for name in self.per_item}
+        given = {**self.defaults, **options}
+        shared = {name: value for name, value in given.items() if name not in self.per_item}
+        own = {name: given.get(name) for name in self.per_item}
         return shared, own
 
     def item_schema(self) -> dict[str, Any]:

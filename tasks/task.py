@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
+from celery.utils.log import get_logger
 
 from ..batching import Policy, make_policy, match_results
 from . import direct
@@ -18,6 +19,8 @@ from .signature import CallSignature
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Options = ParamSpec("Options")
+
+logger = get_logger(__name__)
 
 if TYPE_CHECKING:
     from celery import Celery
@@ -33,7 +36,6 @@ CONSUMER_STEP = "busload.workers.bootsteps:BatchConsumerStep"
 _REFUSED = {
     "rate_limit": "a batch is formed from all waiting calls; limit the callers instead",
     "autoretry_for": "a batch that raises fails its calls; catch the error in the function instead",
-    "pydantic": "validate items in the function, or annotate it with types that msgspec knows",
 }
 
 
@@ -75,7 +77,7 @@ class BatchTask(_Base[Item, Options, Result]):
     per_item: Sequence[str] = ()
     """Options that calls of one batch need not share; the function receives them as lists."""
     result_ttl_s: int | None = None
-    """Seconds for which results are kept; None means the application's ``result_expires``."""
+    """Seconds for which results are kept, 0 for ever; None means the application's ``result_expires``."""
     device: str | None = None
     """Where ``load`` puts the model, such as ``cuda:0``; None lets the worker choose."""
 
@@ -117,14 +119,19 @@ class BatchTask(_Base[Item, Options, Result]):
     # -- calling ---------------------------------------------------------------------------------------
 
     def run(self, item: Any, /, **options: Any) -> Any:
-        """Run a batch for the runner, or one item for a direct call."""
+        """Run what Celery's ``__call__`` hands on: a batch, in one of two forms, or one item.
+
+        A batch comes from the runner. One item is a direct call, or the tracer settling a call whose outcome is
+        known.
+        """
         if isinstance(item, BatchItems):
             return self.batch_function(list(item), **options)
         if isinstance(item, Prepared):
             return self.run_batch(item.batch)
-        if known := direct.take_known_outcome():
+        if known := direct.known_outcome_of(self.request.id):
             return direct.unwrap(known)
         self.call_signature.check((item,), options)
+        self.call_signature.check_item(item)
         if call := direct.worker_call():
             return call(self, item, options)
         self.ensure_loaded(self.device or "cpu")
@@ -180,11 +187,15 @@ class BatchTask(_Base[Item, Options, Result]):
         """The policy that decides when a batch of this task leaves."""
         return make_policy(self.policy, self.max_batch_size, self.max_wait_ms)
 
-    @property
-    def queue_name(self) -> str:
-        """The queue that the application's routes give this task."""
+    @cached_property
+    def queue_name(self) -> str | None:
+        """The queue that the application's routes give this task; None when they need the call to tell."""
         options = {"queue": self.queue} if getattr(self, "queue", None) else {}
-        return str(self.app.amqp.router.route(options, self.name, task_type=self)["queue"].name)
+        try:
+            return str(self.app.amqp.router.route(options, self.name, task_type=self)["queue"].name)
+        except Exception as error:  # noqa: BLE001  routers are the application's; no stock worker asks them
+            logger.info("busload: no telling which queue task %s is routed to: %r", self.name, error)
+            return None
 
     @property
     def result_lifetime_s(self) -> int:
@@ -193,11 +204,11 @@ class BatchTask(_Base[Item, Options, Result]):
             return self.result_ttl_s
         return int(self.backend.prepare_expires(self.app.conf.result_expires, type=int) or 0)
 
-    def spec(self) -> TaskSpec:
-        """Describe the task to the API."""
+    def spec(self, queue: str) -> TaskSpec:
+        """Describe the task, whose calls go to ``queue``, to the API."""
         return TaskSpec(
             name=str(self.name),
-            queue=self.queue_name,
+            queue=queue,
             item_schema=self.call_signature.item_schema(),
             options_schema=self.call_signature.options_schema(),
             max_batch_size=self.max_batch_size,
@@ -206,7 +217,7 @@ class BatchTask(_Base[Item, Options, Result]):
         )
 
     _loaded = False
-    _loading = threading.Lock()
+    _loading = threading.RLock()
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -217,11 +228,19 @@ class BatchTask(_Base[Item, Options, Result]):
         for option, why in _REFUSED.items():
             if getattr(cls, option, None):
                 raise ImproperlyConfigured(f"task {cls.name}: {option} is not for batched tasks: {why}")
+        if cls._dump_pydantic_arguments is not None:
+            raise ImproperlyConfigured(
+                f"task {cls.name}: pydantic=True is not for batched tasks: it would take the list for one argument"
+            )
         if not cls.acks_late:
             raise ImproperlyConfigured(
                 f"task {cls.name}: acks_late=False would lose every call that waits when a worker dies"
             )
+        ttl_s = cls.result_ttl_s
+        if ttl_s is not None and (isinstance(ttl_s, bool) or not isinstance(ttl_s, int) or ttl_s < 0):
+            raise ValueError(f"task {cls.name}: result_ttl_s must be a whole number of seconds >= 0, got {ttl_s!r}")
         _ = task.call_signature, task.batch_policy
+        cls._loading = threading.RLock()
         install_steps(app)
 
 

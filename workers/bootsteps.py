@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import wait
 from typing import Any
 
+import redis
 from celery import bootsteps
 from celery.backends.redis import RedisBackend
 from celery.exceptions import WorkerTerminate
@@ -25,11 +26,12 @@ from .acks import Acks
 from .checks import prefetch_count, refusals, runs_on_threads, warnings
 from .events import EVENTS_PER_MESSAGE, Events
 from .pipeline import Pipeline
-from .settle import connection_errors, make_settle
+from .settle import make_settle
 
 logger = get_logger(__name__)
 
 DEFAULT_GRACE_S = 25.0
+PUBLISH_RETRY_S = 5.0
 
 
 class BatchWorkerStep(bootsteps.StartStopStep):
@@ -60,7 +62,7 @@ class BatchWorkerStep(bootsteps.StartStopStep):
         self._pipeline = worker.batch_pipeline = Pipeline(
             app,
             make_settle(app, worker.hostname),
-            Acks(lambda: _channel(worker), connection_errors(app)),
+            Acks(lambda: worker.consumer),
             Events(lambda: getattr(worker.consumer, "event_dispatcher", None)),
             lambda function: worker.consumer.call_soon_ack(function),
         )
@@ -69,6 +71,9 @@ class BatchWorkerStep(bootsteps.StartStopStep):
     def start(self, worker: WorkController) -> None:
         for line in warnings(self._served):
             logger.warning("busload: %s", line)
+        if not self._served:
+            queues = {str(task.name): task.queue_name for task in batch_tasks(worker.app)}
+            logger.warning("busload: this worker consumes none of the queues of its batched tasks: %s", queues)
         self._pipeline.start()
         self._direct_calls.__enter__()
         for task in self._served:
@@ -103,24 +108,37 @@ class BatchConsumerStep(bootsteps.StartStopStep):
     def start(self, consumer: Any) -> None:
         if consumer.event_dispatcher is not None:
             consumer.event_dispatcher.buffer_limit = EVENTS_PER_MESSAGE
-        backend = consumer.app.backend
-        if isinstance(backend, RedisBackend):
-            Registry(backend).publish(task.spec() for task in _served_tasks(consumer.controller))
-        consumer.controller.batch_pipeline.reconnected()
+        consumer.controller.batch_pipeline.connected(consumer.task_consumer.channel)
+        _publish_specs(consumer)
 
     def stop(self, consumer: Any) -> None:
         """Do nothing: what is held is settled over the next connection."""
 
 
+def _publish_specs(consumer: Any) -> None:
+    """Tell the API about the tasks, now or as soon as the result backend takes it."""
+    backend = consumer.app.backend
+    if not isinstance(backend, RedisBackend):
+        return
+    served = [(task, task.queue_name) for task in _served_tasks(consumer.controller)]
+    try:
+        Registry(backend).publish(task.spec(queue) for task, queue in served if queue is not None)
+    except redis.RedisError as error:
+        logger.warning("busload: the API does not know this worker's tasks yet, trying again: %r", error)
+        consumer.timer.call_after(PUBLISH_RETRY_S, _publish_specs, (consumer,))
+
+
 def _served_tasks(worker: WorkController) -> list[BatchTask[Any, ..., Any]]:
-    """Return the batched tasks whose queues this worker consumes."""
+    """Return the batched tasks whose calls this worker consumes.
+
+    Where an application's routes do not tell without a call, a worker on the threads pool is taken to be meant.
+    """
     queues = worker.app.amqp.queues.consume_from
-    return [task for task in batch_tasks(worker.app) if task.queue_name in queues]
-
-
-def _channel(worker: WorkController) -> Any:
-    task_consumer = getattr(worker.consumer, "task_consumer", None)
-    return None if task_consumer is None else task_consumer.channel
+    return [
+        task
+        for task in batch_tasks(worker.app)
+        if (runs_on_threads(worker) if task.queue_name is None else task.queue_name in queues)
+    ]
 
 
 def _grace_s(worker: WorkController) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 from celery import Celery
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
@@ -30,12 +29,13 @@ class BatchStrategy:
     So both message protocols, ETA, expiry, revokes, signals and events are Celery's own.
     """
 
+    # Celery calls what a task names as its Strategy, and takes what comes back as the handler.
     def __new__(cls, task: BatchTask[Any, ..., Any], app: Celery, consumer: Any) -> Handler:  # type: ignore[misc]
         pipeline = consumer.controller.batch_pipeline
         if pipeline is None:
             return partial(_turn_away, consumer)
         receive = default(task, app, _ToBatch(consumer, task, pipeline))
-        drain, queue = pipeline.drain(consumer), task.queue_name
+        drain, queue = pipeline.drain_for(consumer), task.queue_name
 
         def handle(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
             try:
@@ -46,23 +46,29 @@ class BatchStrategy:
                 # Celery would take a KeyError for a lost connection and fetch the message again, for ever.
                 raise InvalidTaskError(f"the message cannot be read: {error!r}") from error
             finally:
-                drain.soon(queue)
+                if queue is not None:
+                    drain.soon(queue)
 
         return handle
 
 
 def _turn_away(consumer: Any, message: Message, *rest: Any) -> None:
     """Put back a batched call that reached a worker which was not started for such, and take no more."""
-    queue = message.delivery_info["routing_key"]
-    logger.error("busload: queue %s has batched tasks; consume it with -P threads -c 1. Giving it up.", queue)
-    consumer.call_soon(consumer.cancel_task_queue, queue)
+    key = message.delivery_info["routing_key"]
+    queues = consumer.task_consumer.queues
+    # The message does not say which queue it came by.
+    for name in [queue.name for queue in queues if key in (queue.name, queue.routing_key)] or [
+        queue.name for queue in queues
+    ]:
+        logger.error("busload: queue %s has batched tasks; consume it with -P threads -c 1. Giving it up.", name)
+        consumer.call_soon(consumer.cancel_task_queue, name)
     message.reject_log_error(logger, consumer.connection_errors, requeue=True)
 
 
 class _ToBatch:
     """Celery's consumer as its default strategy sees it, with the way to the pool turned to the pipeline."""
 
-    # A task that is refused rate limits at declaration can be given one by remote control; it has no meaning.
+    # Batched tasks refuse rate limits when declared; one that is set later, by remote control, is ignored.
     disable_rate_limits = True
 
     def __init__(self, consumer: Any, task: BatchTask[Any, ..., Any], pipeline: Pipeline) -> None:
@@ -84,10 +90,10 @@ class _ToBatch:
             return
         call.item = request.args[0]
         call.shared, call.own = signature.split(request.kwargs)
-        options = msgspec.json.encode(call.shared, order="deterministic")
-        self._pipeline.accept(call, Partition(str(self._task.name), options))
+        self._pipeline.accept(call, Partition.of(str(self._task.name), call.shared))
 
     def apply_eta_task(self, request: BatchRequest) -> None:
+        """Take a request whose ETA has come; the strategy reserves only requests without one."""
         task_reserved(request)
         self.on_task_request(request)
         self._consumer.qos.decrement_eventually()

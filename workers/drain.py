@@ -110,7 +110,7 @@ class Drain:
             payload = loads(bytes_to_str(text))
             try:
                 message = channel.Message(payload, channel=channel)
-            except (KeyError, TypeError, ValueError) as error:
+            except Exception as error:  # noqa: BLE001  whatever a codec raises
                 # As Celery does with what it cannot decode, or it would come back for ever.
                 logger.critical("busload: dropping a message that cannot be read: %r", error)
                 channel.qos._remove_from_indices(payload["properties"]["delivery_tag"]).execute()

@@ -14,21 +14,20 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-import redis
 from celery import Celery
 from celery.utils.log import get_logger
 from celery.worker import state
 
-from ..batching import Failed, Policy, fail_all
+from ..batching import Failed, Outcome, Policy, fail_all
 from ..tasks.task import BatchTask
 from . import crashes
-from .acks import Acks
+from .acks import Acks, keep_at_close
 from .drain import Drain
 from .events import Events
 from .intake import Intake
 from .request import Call, Partition
 from .runner import BatchRun, Runner
-from .settle import Settle, Settled, connection_errors, is_plain
+from .settle import Settle, Settled, away_errors, is_plain
 from .stats import BatchStats
 
 logger = get_logger(__name__)
@@ -61,8 +60,7 @@ class Pipeline:
         self._acks = acks
         self._events = events
         self._call_soon = call_soon
-        # A server that is full, loading or read-only is away for us like one that cannot be reached.
-        self._away: tuple[type[BaseException], ...] = (*connection_errors(app), redis.RedisError)
+        self._away = away_errors(app)
         self._intake = Intake(self._policy_of)
         self.runner = Runner(self._intake, self)
         self._held: dict[str, Call] = {}
@@ -101,7 +99,7 @@ class Pipeline:
         if self._hold(call):
             self._store_soon(partial(self._settle_batch, [call], fail_all(error, 1), 0.0))
 
-    def drain(self, consumer: Any) -> Drain:
+    def drain_for(self, consumer: Any) -> Drain:
         """Return what fetches whole batches for ``consumer``; all tasks of one consumer share it."""
         if self._drain is None or self._drain.consumer is not consumer:
             self._drain = Drain(consumer)
@@ -116,9 +114,13 @@ class Pipeline:
                 return
             function()
 
-    def reconnected(self) -> None:
-        """Acknowledge what could not be acknowledged over the connection before."""
+    def connected(self, channel: Any) -> None:
+        """Take up a new connection: acknowledge what could not be over the one before."""
+        keep_at_close(channel, self._held_tags)
         self._acks.flush()
+
+    def _held_tags(self) -> set[str]:
+        return {message.delivery_tag for call in self._held.values() for message in call.deliveries}
 
     def stop(self, grace_s: Callable[[], float]) -> None:
         """Finish and settle the running batch within ``grace_s()`` seconds, and hand everything else back.
@@ -129,6 +131,7 @@ class Pipeline:
         self._stopping.set()
         self._unstarted.extend(self._intake.close())
         self.pump()
+        # What is held and did start is running, or has an outcome that is not acknowledged yet.
         while len(self._held) > len(self._unstarted) and time.monotonic() - began_at < grace_s():
             time.sleep(0.005)
             self.pump()
@@ -150,13 +153,11 @@ class Pipeline:
     def _hand_back(self) -> None:
         if not self._held:
             return
+        # The order of the dict is that in which the calls came.
         messages = [message for call in self._held.values() for message in call.deliveries]
         logger.info("busload: handing %d calls back to their queues", len(self._held))
         self._held.clear()
-        try:
-            self._acks.hand_back(messages)
-        except self._away as error:
-            logger.error("busload: the broker is away; it delivers %d calls again by itself: %r", len(messages), error)
+        self._acks.hand_back(messages)
 
     def _show_started(self, calls: list[Call], started_at: float) -> None:
         for call in calls:
@@ -210,11 +211,11 @@ class Pipeline:
         failures = [outcome for outcome in run.outcomes if isinstance(outcome, Failed)]
         self.stats.count(str(run.task.name), len(run.calls), len(failures), run.run_s)
         logger.info(
-            "Batch of %s: %d calls in %.1f ms, %d failed",
+            "Batch of %s: calls %d, failed %d, %.1f ms",
             run.task.name,
             len(run.calls),
-            run.run_s * 1000,
             len(failures),
+            run.run_s * 1000,
         )
         for failure in {id(failure.error): failure for failure in failures}.values():
             logger.error("Batch of %s: %r\n%s", run.task.name, failure.error, failure.traceback)
@@ -233,7 +234,7 @@ class Pipeline:
         while (work := self._store_work.get()) is not None:
             self._until_stored(work)
 
-    def _settle_batch(self, calls: list[Call], outcomes: list[Any], run_s: float) -> None:
+    def _settle_batch(self, calls: list[Call], outcomes: list[Outcome], run_s: float) -> None:
         settled = [
             (call, outcome)
             for call, outcome in zip(calls, outcomes, strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -50,10 +50,25 @@ class BatchRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Calls that may ride together: one task, equal shared options (as JSON with sorted keys)."""
+    """Calls that may ride together: one task, equal shared options."""
 
     task: str
-    options: bytes
+    options: Hashable
+
+    @classmethod
+    def of(cls, task: str, options: dict[str, Any]) -> Partition:
+        return cls(task, _frozen(options))
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return a key that is equal for equal values of equal types alone: True, 1, 1.0 and "1" are four."""
+    if isinstance(value, dict):
+        return frozenset((_frozen(name), _frozen(item)) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), tuple(map(_frozen, value))
+    # A float by its text, for NaN equals nothing; so do unhashable values, whose text is all there is.
+    is_key = isinstance(value, Hashable) and not isinstance(value, float)
+    return type(value), value if is_key else repr(value)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +89,11 @@ class Call:
     @property
     def id(self) -> str:
         return str(self.request.id)
+
+    @property
+    def embedded(self) -> dict[str, Any]:
+        """Callbacks, errbacks, chain and chord, which travel in the message beside the arguments."""
+        return self.request._payload[2] or {}
 
     @property
     def redelivered(self) -> bool:

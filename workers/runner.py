@@ -6,16 +6,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Protocol
 
+from celery.exceptions import TaskPredicate
 from celery.utils.log import get_logger
+from kombu.utils.encoding import safe_repr
 
-from ..batching import BatchAborted, Outcome, fail_all, match_results
+from ..batching import BatchAborted, Failed, Outcome, fail_all, match_results
 from ..tasks import direct
 from ..tasks.task import BatchItems, BatchTask, Prepared
 from . import crashes
@@ -65,14 +67,21 @@ class BatchRun:
             # Through __call__, so that subclasses which wrap it (an application context, say) take part.
             with _fresh_connections():
                 results = self.task(self.argument, **options)
-            self.outcomes = match_results(results, len(self.calls))
-        except Exception as error:  # noqa: BLE001  every member of the batch gets it
-            self.outcomes = fail_all(error, len(self.calls))
-        except BaseException as error:  # noqa: BLE001  SystemExit, say: not this thread's, nor the worker's, to obey
-            self.outcomes = fail_all(BatchAborted(f"the batch raised {error!r}"), len(self.calls))
+            self.outcomes = [_meant(outcome) for outcome in match_results(results, len(self.calls))]
+        except BaseException as error:  # noqa: BLE001  every member of the batch gets it; this thread goes on
+            self.outcomes = list(map(_meant, fail_all(error, len(self.calls))))
         finally:
             self.argument = None
             self.run_s = time.monotonic() - started_at
+
+
+def _meant(outcome: Outcome) -> Outcome:
+    """Replace errors that would mean something else to Celery, or to this process."""
+    if not isinstance(outcome, Failed) or (
+        isinstance(outcome.error, Exception) and not isinstance(outcome.error, TaskPredicate)
+    ):
+        return outcome
+    return Failed(BatchAborted(f"the batch function raised {safe_repr(outcome.error)}"), outcome.traceback)
 
 
 class Riders(Protocol):
@@ -92,12 +101,16 @@ class Riders(Protocol):
 
 
 class Runner:
-    """Runs batches one at a time on one thread, the only one that touches the models."""
+    """Runs batches one at a time on one thread, the only one that loads and runs models.
+
+    Another thread prepares the next batch meanwhile: ``prepare`` and ``run_batch`` of a task run side by side.
+    """
 
     def __init__(self, intake: Intake, riders: Riders) -> None:
         self._intake = intake
         self._riders = riders
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=crashes.guard(self._work), name="busload-runner", daemon=True)
         self._preparer = threading.Thread(target=crashes.guard(self._prepare), name="busload-prepare", daemon=True)
 
@@ -107,6 +120,7 @@ class Runner:
 
     def stop(self, timeout_s: float) -> None:
         """End both threads. The intake must be closed; a call that is stuck is left behind after the timeout."""
+        self._stopped.set()
         self._jobs.put(None)
         self._preparer.join(timeout_s)
         self._thread.join(timeout_s)
@@ -129,11 +143,14 @@ class Runner:
 
     def load(self, task: BatchTask[Any, ..., Any]) -> Future[Any]:
         """Load and warm up the model of ``task``."""
-
         return self.submit(partial(_load, task))
 
     def call(self, task: BatchTask[Any, ..., Any], item: Any, options: dict[str, Any]) -> Any:
-        """Run a direct call of one item, made by any code in this process, and return its result."""
+        """Run a direct call of one item, made by any code in this process, and return its result.
+
+        A batch function may call batched tasks itself, but not wait for a thread that does: this thread is busy
+        with the function.
+        """
 
         def run() -> Any:
             shared, own = task.call_signature.split(options)
@@ -142,7 +159,13 @@ class Runner:
             with _fresh_connections():
                 return match_results(task(BatchItems([item]), **shared, **lists), 1)[0]
 
-        return direct.unwrap(self.submit(run).result())
+        future = self.submit(run)
+        while not future.done():
+            # A thread of the batch function's own, on which that waits, would keep the process from ending.
+            if self._stopped.is_set():
+                raise BatchAborted("the worker stopped before the direct call ran")
+            wait([future], timeout=0.1)
+        return direct.unwrap(future.result())
 
     def _prepare(self) -> None:
         while (batch := self._intake.take()) is not None:

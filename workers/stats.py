@@ -1,4 +1,4 @@
-"""What a worker has done, by task: for ``celery inspect batches``, the demo and the benchmarks."""
+"""What a worker has done, by task: the answer to the remote control command ``batches``."""
 
 from __future__ import annotations
 

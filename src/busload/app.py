@@ -9,6 +9,9 @@ from celery import Celery
 
 from .tasks import configure
 
+QUEUE = "busload"
+"""Of the ready tasks, so that workers of other applications on the same Redis do not take their calls."""
+
 DEFAULT_BROKER_URL = "redis://localhost:6379/0"
 
 _broker_url = os.environ.get("BUSLOAD_BROKER_URL", DEFAULT_BROKER_URL)
@@ -21,3 +24,4 @@ app = configure(
         include=["busload.tasks.ready"],
     )
 )
+app.conf.task_default_queue = QUEUE

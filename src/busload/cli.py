@@ -25,9 +25,8 @@ def main() -> None:
 @main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 def demo(as_json: bool) -> None:
-    """Run the main job once on an embedded server, and check every result."""
-    from .demo import DemoFailed, Report, run_demo
-    from .stack import StackError
+    """Run the main job once and check every result."""
+    from .demo import Report, run_demo
 
     console = Console(stderr=as_json, highlight=False)
 
@@ -46,11 +45,11 @@ def demo(as_json: bool) -> None:
         console.print(table)
         console.print(f"\nNearest to “{report.query}”")
         for cosine, text in report.nearest:
-            console.print(f"  {cosine:.2f}  {text}")
+            console.print(f"  {cosine:.2f}  {text}", soft_wrap=True)
 
     try:
         report = run_demo(lambda line: console.print(f"  {line}"))
-    except (DemoFailed, StackError) as error:
+    except BusloadError as error:
         raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(report.as_dict()))
@@ -83,8 +82,8 @@ def run_up(data_dir: Path | None, api_port: int, flower_port: int, app_module: s
 
 
 @main.command()
-@click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8000, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", default=8000, show_default=True, help="Port to listen on.")
 @click.option("--workers", default=1, show_default=True, help="Processes.")
 def api(host: str, port: int, workers: int) -> None:
     """Serve the REST API. BUSLOAD_BROKER_URL and BUSLOAD_RESULT_BACKEND say where Redis is."""
@@ -93,20 +92,32 @@ def api(host: str, port: int, workers: int) -> None:
     from .api.server import serve
     from .api.settings import Settings
 
-    serve(Settings.from_env(os.environ), host, port, workers)
+    try:
+        settings = Settings.from_env(os.environ)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    try:
+        serve(settings, host, port, workers)
+    except OSError as error:
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 @main.group()
 def bench() -> None:
-    """Measure busload beside its peers, in one run."""
+    """Compare busload with stock Celery."""
 
 
 @bench.command()
-@click.option("--tasks", default=2000, show_default=True, help="Of each backlog.")
-@click.option("--rounds", default=3, show_default=True)
+@click.option(
+    "--tasks",
+    default=2000,
+    show_default=True,
+    help="Tasks in each backlog; few give coarse figures.",
+)
+@click.option("--rounds", default=3, show_default=True, help="How often each peer takes its turn.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def overhead(tasks: int, rounds: int, as_json: bool) -> None:
-    """What a task costs beside its own work: CPU time of the worker and of Redis."""
+    """CPU time of worker and Redis per task."""
     from .bench.overhead import measure
 
     console = Console(stderr=as_json, highlight=False)

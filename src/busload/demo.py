@@ -19,6 +19,7 @@ from typing import Any
 
 from celery.result import AsyncResult
 
+from .app import QUEUE
 from .batching import BusloadError
 from .stack import Progress, Stack, running_stack
 from .tasks.ready import embed
@@ -74,6 +75,7 @@ def run_demo(progress: Progress, sentences: int = SENTENCES) -> Report:
     """
     with running_stack("busload.demo_app", progress) as stack:
         stack.app.set_current()
+        stack.app.conf.task_default_queue = QUEUE
         texts = sentences_of_python_docs(sentences)
         half = len(texts) // 2
         progress(f"sending  {half} texts by REST and {len(texts) - half} by embed.delay()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import sys
 import tempfile
@@ -67,6 +68,9 @@ def running_stack(
         environment = {
             "BUSLOAD_BROKER_URL": server.url,
             "BUSLOAD_RESULT_BACKEND": server.url,
+            # Celery prefers these to the application's own.
+            "CELERY_BROKER_URL": server.url,
+            "CELERY_RESULT_BACKEND": server.url,
             "FLOWER_UNAUTHENTICATED_API": "true",
             "PYTHONUNBUFFERED": "1",
         }
@@ -108,7 +112,7 @@ def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=1.0) as response:
             return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
+    except (urllib.error.URLError, http.client.HTTPException, OSError):
         return False
 
 

@@ -8,7 +8,7 @@ task that the code under test only sends to.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +30,9 @@ def run_batch(task: BatchTask[Any, ..., Any], items: Sequence[Any], **options: A
     refused.
     """
     signature = task.call_signature
+    for name in signature.per_item & set(options):
+        if len(options[name]) != len(items):
+            raise ValueError(f"{name} has {len(options[name])} values for {len(items)} items")
     for index, item in enumerate(items):
         own = {name: options[name][index] for name in signature.per_item if name in options}
         signature.check((item,), {**options, **own})
@@ -84,16 +87,27 @@ def busload_worker() -> Iterator[Callable[[Celery], Any]]:
 class RecordedTask:
     """Stands in for a batched task where code only sends calls: records them and answers from ``results``.
 
-    ``results`` maps an item to its result; an exception instance is raised by ``get()``.
+    ``results`` maps an item to its result, None for other items; an exception instance is raised by ``get()``.
     """
 
     results: dict[Any, Any] = field(default_factory=dict)
+    task: BatchTask[Any, ..., Any] | None = None
+    """The task it stands in for: calls that this would refuse are refused."""
     calls: list[tuple[Any, dict[str, Any]]] = field(default_factory=list)
 
     def delay(self, item: Any, /, **options: Any) -> RecordedResult:
         """Record one call and return a handle with its result."""
+        if self.task is not None:
+            self.task.call_signature.check((item,), options)
+            self.task.call_signature.check_item(item)
         self.calls.append((item, options))
-        return RecordedResult(f"recorded-{len(self.calls)}", self.results.get(item))
+        result = self.results.get(item) if isinstance(item, Hashable) else None
+        return RecordedResult(f"recorded-{len(self.calls)}", result)
+
+    def apply_async(self, args: Sequence[Any], kwargs: dict[str, Any] | None = None, **_: Any) -> RecordedResult:
+        """Record one call as ``delay`` does, whatever its execution options."""
+        (item,) = args
+        return self.delay(item, **(kwargs or {}))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
 import pytest
 import redis
 from celery import Celery, states
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from busload.api import Settings, create_app, ids
+from busload.api.gateway import LONGEST_WAIT_S
 from busload.embedded import EmbeddedServer
 from busload.tasks.registry import Registry
 
@@ -86,12 +88,24 @@ def test_a_minted_id_lasts_as_long_as_the_longest_result(
     api: FlaskClient, worker: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task_id = ids.mint(Registry(worker.backend).id_key(), NOW_MS)
-    for age_ms, status in ((0, 200), (-5000, 200), (1000 * LONGEST_TTL_S, 200), (1000 * LONGEST_TTL_S + 1, 410)):
+    longest_ms = 1000 * (LONGEST_TTL_S + LONGEST_WAIT_S)
+    for age_ms, status in ((0, 200), (-5000, 200), (longest_ms, 200), (longest_ms + 1, 410)):
         monkeypatch.setattr("busload.api.gateway._now_ms", lambda age_ms=age_ms: NOW_MS + age_ms)
         assert api.get(f"/v1/results/{task_id}").status_code == status
     assert_error(api, task_id, 410, "expired")
     worker.backend.store_result(task_id, 5, states.SUCCESS)
     assert read(api, task_id)["result"] == 5
+
+
+def test_a_minted_id_is_pending_for_ever_where_results_are_kept_for_ever(
+    api: FlaskClient, worker: Celery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = Registry(worker.backend)
+    kept = next(iter(registry.all().values()))
+    registry.publish([msgspec.structs.replace(kept, name="kept", result_ttl_s=0)])
+    task_id = ids.mint(registry.id_key(), NOW_MS)
+    monkeypatch.setattr("busload.api.gateway._now_ms", lambda: NOW_MS + 10**12)
+    assert read(api, task_id)["state"] == "PENDING"
 
 
 def test_an_id_of_python_is_404_until_redis_knows_it(api: FlaskClient, worker: Celery) -> None:

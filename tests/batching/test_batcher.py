@@ -118,6 +118,19 @@ def test_full_partition_does_not_overtake_an_overdue_one() -> None:
     assert first.partition == "overdue"
 
 
+def test_full_batches_that_keep_coming_do_not_hold_back_an_overdue_one() -> None:
+    waiting = batcher()
+    waiting.offer("small", 0, now=0.0)
+    left = []
+    for turn in range(1, 5):
+        for item in range(SIZE):
+            waiting.offer("busy", item, now=turn * 0.040)
+        batch = waiting.flush_due(turn * 0.040, runner_free=False)
+        assert batch is not None
+        left.append(batch.partition)
+    assert left == ["busy", "small", "busy", "busy"]
+
+
 def test_each_partition_has_its_own_policy() -> None:
     waiting: Batcher[str, int] = Batcher({"slow": StaticPolicy(4, 50), "quick": GreedyPolicy(4)}.__getitem__)
     waiting.offer("slow", 1, now=0.0)

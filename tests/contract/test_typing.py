@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 USER_CODE = """
+from typing import Any
+
 from busload import BatchTask, configure
 from celery import Celery
 
@@ -21,12 +23,12 @@ def embed(texts: list[str], /, *, normalize: bool = True) -> list[list[float]]:
 
 
 @app.task(base=BatchTask, bind=True, per_item=("times",))
-def measure(self: object, texts: list[str], /) -> list[int]:
-    return [len(text) for text in texts]
+def measure(self: object, texts: list[str], /, *, times: Any = 1) -> list[int]:
+    return [len(text) * count for text, count in zip(texts, times, strict=True)]
 
 
 vector: list[float] = embed("a", normalize=False)
-length: int = measure("a")
+length: int = measure("a", times=3)
 same: list[float] = embed.delay("a").get()
 """
 

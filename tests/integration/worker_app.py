@@ -9,6 +9,8 @@ from typing import Any
 
 import redis
 from celery import Celery
+from celery.exceptions import Ignore
+from kombu import Exchange, Queue
 
 from busload import BatchTask, configure
 
@@ -16,6 +18,10 @@ URL = os.environ.get("BUSLOAD_BROKER_URL", "memory://")
 
 app = configure(Celery("worker_app", broker=URL, backend=URL if URL != "memory://" else "cache+memory://"))
 app.conf.update(json.loads(os.environ.get("WORKER_APP_SETTINGS", "{}")))
+
+if "WORKER_APP_QUEUE" in os.environ:
+    name, exchange, key = os.environ["WORKER_APP_QUEUE"].split()
+    app.conf.task_queues = [Queue(name, Exchange(exchange), routing_key=key)]
 
 
 def note(items: list[Any]) -> None:
@@ -64,6 +70,40 @@ def repeat(words: list[str], /, *, times: list[int] = 1, end: str = ".") -> list
 def odd_results(kinds: list[str], /) -> list[Any]:
     made = {"set": {1, 2}, "object": object(), "number": 1.5}
     return [made[kind] for kind in kinds]
+
+
+@app.task(base=BatchTask, name="missing_key")
+def missing_key(items: list[str], /) -> list[str]:
+    note(items)
+    raise KeyError("no such row")
+
+
+@app.task(base=BatchTask, name="timeouts")
+def timeouts(items: list[str], /) -> list[Any]:
+    return [TimeoutError(f"{item} took too long") for item in items]
+
+
+@app.task(base=BatchTask, name="ignores")
+def ignores(items: list[str], /) -> list[Any]:
+    return [Ignore() for _ in items]
+
+
+@app.task(base=BatchTask, name="large")
+def large(sizes: list[int], /) -> list[str]:
+    return ["x" * size for size in sizes]
+
+
+@app.task(base=BatchTask, name="small_batches", max_batch_size=8)
+def small_batches(items: list[Any], /, *, nap_s: float = 0.05) -> list[Any]:
+    note(items)
+    time.sleep(nap_s)
+    return items
+
+
+@app.task(base=BatchTask, name="options_seen")
+def options_seen(items: list[Any], /, *, option: Any = None) -> list[str]:
+    note(items)
+    return [repr(option) for _ in items]
 
 
 @app.task(base=BatchTask, name="brief", result_ttl_s=77)

@@ -181,7 +181,7 @@ def test_declaring_a_batched_task_is_enough_for_the_workers_steps() -> None:
 
 def test_a_task_describes_itself_to_the_api(app: Celery) -> None:
     app.conf.task_routes = {"lengths": {"queue": "gpu"}}
-    spec = declare(app, max_batch_size=8, result_ttl_s=60).spec()
+    spec = declare(app, max_batch_size=8, result_ttl_s=60).spec("gpu")
     assert (spec.name, spec.queue, spec.max_batch_size, spec.result_ttl_s) == ("lengths", "gpu", 8, 60)
     assert spec.item_schema == {"type": "string"}
 
