@@ -38,7 +38,11 @@ def test_passwords_stay_out_of_repr() -> None:
         ("BUSLOAD_MAX_BODY_BYTES", "0", "max_body_bytes must be >= 1, got 0"),
         ("BUSLOAD_REDIS_TIMEOUT_S", "nan", "redis_timeout_s must be finite and > 0, got nan"),
         ("BUSLOAD_REDIS_TIMEOUT_S", "-1", "redis_timeout_s must be finite and > 0, got -1"),
-        ("BUSLOAD_RESULT_BACKEND", "rpc://:hunter2@h", "result_backend must be a redis://"),
+        (
+            "BUSLOAD_RESULT_BACKEND",
+            "rpc://:hunter2@h",
+            "BUSLOAD_RESULT_BACKEND, or BUSLOAD_BROKER_URL without it, must be a redis://",
+        ),
     ],
 )
 def test_what_is_out_of_range_is_refused_by_name(name: str, value: str, message: str) -> None:

@@ -23,6 +23,7 @@ import pytest
 import redis
 from celery import Celery
 
+from busload.app import QUEUE
 from busload.embedded import EmbeddedServer
 from busload.supervisor import Child, Command
 from busload.workers.bootsteps import DEFAULT_GRACE_S
@@ -269,7 +270,7 @@ def test_worker_embeds_a_text(services: dict[str, Service], server: EmbeddedServ
         Celery("caller", broker=server.url, backend=server.url, set_as_current=False) as caller,
         running("worker", here.words(worker["command"]), here.environment(worker), tmp_path) as child,
     ):
-        result = caller.send_task("busload.embed", ("A bus instead of 64 taxis.",))
+        result = caller.send_task("busload.embed", ("A bus instead of 64 taxis.",), queue=QUEUE)
         wait_until(child, result.ready)
         assert len(result.get()) == 384
         wait_until(child, lambda: is_healthy(here, worker))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from celery import Celery
 
+from busload.app import QUEUE
 from busload.embedded import EmbeddedServer
 from tests.support import environment, worker_process
 
@@ -24,6 +25,6 @@ def test_a_tokenizer_that_was_used_before_the_worker_started_hangs_nothing(
         env["TOKENIZERS_PARALLELISM"] = parallelism
     client = Celery(broker=server.url, backend=server.url)
     with worker_process("tests.integration.warm_tokenizer_app", tmp_path / "log", env):
-        results = [client.send_task("busload.embed", (f"text {number}",)) for number in range(128)]
+        results = [client.send_task("busload.embed", (f"text {number}",), queue=QUEUE) for number in range(128)]
         vectors = [result.get(timeout=60) for result in results]
     assert len({tuple(vector) for vector in vectors}) == 128
