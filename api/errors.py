@@ -121,4 +121,4 @@ def _answer(
     error: dict[str, Any] = {"code": code, "message": message}
     if field is not None:
         error["field"] = field
-    return Response(json.dumps({"error": error}), status, headers, mimetype="application/json")
+    return Response(json.dumps({"error": error}, separators=(",", ":")), status, headers, mimetype="application/json")

@@ -95,7 +95,7 @@ def running_stack(
         _wait_for(stack, "flower", lambda: _answers(f"{stack.flower_url}/healthcheck"))
         progress(f"flower   {stack.flower_url}")
         _wait_for(stack, "worker", lambda: bool(app.control.ping(timeout=0.2)))
-        progress(f"worker   ready with its model after {time.monotonic() - began_at:.1f} s")
+        progress(f"worker   ready after {time.monotonic() - began_at:.1f} s")
         yield stack
 
 
