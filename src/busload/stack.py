@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import socket
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from celery import Celery
 
 from .batching import BusloadError
-from .embedded import EmbeddedServer
+from .embedded import EmbeddedServer, free_port
 from .supervisor import ChildDeath, Command, Supervisor
 
 Progress = Callable[[str], None]
@@ -59,7 +58,7 @@ def running_stack(
     the end. All children end when this process ends, however it ends. Raises StackError with the log's end when
     a part does not come up.
     """
-    api_port, flower_port = api_port or _free_port(), flower_port or _free_port()
+    api_port, flower_port = api_port or free_port(), flower_port or free_port()
     with ExitStack() as parts:
         log_dir = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="busload-logs-")))
         began_at = time.monotonic()
@@ -114,9 +113,3 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, http.client.HTTPException, OSError):
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from busload.embedded import EmbeddedServer
-from busload.stack import _free_port
+from busload.embedded import EmbeddedServer, free_port
 from tests.integration.conftest import APP, StartWorker
 from tests.integration.worker_app import double
 from tests.support import DEADLINE_S, ROOT, environment, until
@@ -23,7 +22,7 @@ from tests.support import DEADLINE_S, ROOT, environment, until
 @pytest.fixture
 def flower(server: EmbeddedServer) -> Iterator[str]:
     """A real Flower on ``server``; its address."""
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "celery", "-A", APP, "flower", "--address=127.0.0.1", f"--port={port}"],
         env=environment(server, FLOWER_UNAUTHENTICATED_API="true"),
