@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import threading
 from concurrent.futures import wait
 from typing import Any
 
 import redis
-from celery import bootsteps
+from celery import bootsteps, signals
 from celery.backends.redis import RedisBackend
 from celery.exceptions import WorkerTerminate
+from celery.utils.functional import noop
 from celery.utils.log import get_logger
 from celery.worker import WorkController, state
 from celery.worker.components import Pool
@@ -67,6 +70,8 @@ class BatchWorkerStep(bootsteps.StartStopStep):
             lambda function: worker.consumer.call_soon_ack(function),
         )
         self._direct_calls = direct.calls_go_through(self._pipeline.runner.call)
+        self._hub = worker.hub
+        signals.worker_shutting_down.connect(self._wake_loop, sender=worker.hostname)
 
     def start(self, worker: WorkController) -> None:
         for line in warnings(self._served):
@@ -81,6 +86,15 @@ class BatchWorkerStep(bootsteps.StartStopStep):
             while not wait([loading], timeout=0.1).done:
                 state.maybe_shutdown()
             loading.result()
+        if any(task.is_model for task in self._served):
+            # What is loaded stays. Else each full collection stops every thread to look through all of it.
+            gc.freeze()
+
+    def _wake_loop(self, **kwargs: Any) -> None:
+        """Let the event loop see a signal to stop at once, where it would sleep on for up to two seconds."""
+        if self._hub is not None:
+            # From another thread, for only then is a sleeping loop woken.
+            threading.Thread(target=self._hub.call_soon, args=(noop,), daemon=True).start()
 
     def close(self, worker: WorkController) -> None:
         """Stop before Celery closes the consumer, whose connection still acknowledges and hands back."""

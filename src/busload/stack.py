@@ -23,6 +23,8 @@ Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
+# It is alone on its server: there are no neighbours to wait for.
+_WORKER_OPTIONS = ("-P", "threads", "-c", "1", "-l", "INFO", "--without-mingle", "--without-gossip")
 
 
 class StackError(BusloadError):
@@ -78,7 +80,7 @@ def running_stack(
         celery = (sys.executable, "-m", "celery", "-A", app_module)
         supervisor.start_together(
             [
-                Command("worker", (*celery, "worker", "-P", "threads", "-c", "1", "-l", "INFO"), environment),
+                Command("worker", (*celery, "worker", *_WORKER_OPTIONS), environment),
                 Command(
                     "api",
                     (sys.executable, "-m", "busload.cli", "api", "--port", str(api_port), "--workers", "1"),
