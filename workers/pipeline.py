@@ -25,7 +25,7 @@ from .acks import Acks, keep_at_close
 from .drain import Drain
 from .events import Events
 from .intake import Intake
-from .request import Call, Partition
+from .request import Call, Partition, differing_options
 from .runner import BatchRun, Runner
 from .settle import Settle, Settled, away_errors, is_plain
 from .stats import BatchStats
@@ -87,11 +87,11 @@ class Pipeline:
         if len(option_sets) > _MAX_OPTION_SETS and partition.task not in self._warned:
             self._warned.add(partition.task)
             logger.warning(
-                "Task %s: more than %d different sets of the options %s wait at once, and calls share a batch "
-                "only when these are equal; name options that may differ in per_item",
+                "Task %s: more than %d different values of %s wait at once, and calls share a batch only when these "
+                "are equal; name options that may differ in per_item",
                 partition.task,
                 _MAX_OPTION_SETS,
-                ", ".join(sorted(call.shared)),
+                ", ".join(differing_options(option_sets)),
             )
 
     def refuse(self, call: Call, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -53,11 +53,18 @@ class Partition:
     """Calls that may ride together: one task, equal shared options."""
 
     task: str
-    options: Hashable
+    options: frozenset[tuple[str, Hashable]]
 
     @classmethod
     def of(cls, task: str, options: dict[str, Any]) -> Partition:
-        return cls(task, _frozen(options))
+        return cls(task, frozenset((name, _frozen(value)) for name, value in options.items()))
+
+
+def differing_options(partitions: Iterable[Partition]) -> list[str]:
+    """Return the names of the options by which partitions of one task are apart."""
+    sets = [partition.options for partition in partitions]
+    shared = frozenset.intersection(*sets)
+    return sorted({name for options in sets for name, _ in options - shared})
 
 
 def _frozen(value: Any) -> Hashable:

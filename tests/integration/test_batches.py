@@ -146,6 +146,15 @@ def test_only_equal_options_share_a_batch(start_worker: StartWorker, ledger: Led
 
 
 @pytest.mark.usefixtures("app")
+def test_too_many_option_sets_are_warned_of_by_name(start_worker: StartWorker, server: EmbeddedServer) -> None:
+    for number in range(40):
+        echo.delay("a", tag=f"{number}")
+    worker = start_worker()
+    until(lambda: is_drained(server))
+    assert worker.log.count("more than 32 different values of tag wait at once") == 1
+
+
+@pytest.mark.usefixtures("app")
 def test_per_item_options_reach_the_function_as_lists(start_worker: StartWorker, ledger: Ledger) -> None:
     results = [repeat.delay("a"), repeat.delay("b", times=3), repeat.delay("c", times=2, end="!")]
     start_worker()

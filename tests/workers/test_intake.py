@@ -14,7 +14,7 @@ from busload.workers.intake import Intake
 from busload.workers.request import Call, Partition
 
 SIZE = 4
-A, B = Partition("a", b"{}"), Partition("b", b"{}")
+A, B = Partition.of("a", {}), Partition.of("b", {})
 
 
 def call(name: str) -> Call:
@@ -98,7 +98,7 @@ def test_closing_wakes_the_taker_and_returns_what_waits(intake: Intake, taker: T
 
 
 def test_a_new_set_of_options_is_told_with_the_others_of_its_task(intake: Intake) -> None:
-    other = Partition("a", b'{"x":1}')
+    other = Partition.of("a", {"x": 1})
     assert intake.offer(A, call("1")) == [A]
     assert intake.offer(A, call("2")) == []
     assert intake.offer(B, call("3")) == [B]
