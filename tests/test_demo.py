@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,8 @@ def test_everything_ends_with_busload_up_however_it_ends(tmp_path: Path, signum:
             env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1"},
             stdout=output,
             stderr=subprocess.STDOUT,
+            # As in a terminal: what a script starts in the background has SIGINT ignored, and so had this.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )
     try:
         until(lambda: up.poll() is not None or "Everything is up" in log.read_text(), deadline_s=100)
