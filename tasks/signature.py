@@ -101,6 +101,11 @@ class CallSignature:
         own = {name: given.get(name) for name in self.per_item}
         return shared, own
 
+    def batch_of_one(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return ``options`` of one call as the batch function takes them: a list for each per-item one."""
+        shared, own = self.split(options)
+        return {**shared, **{name: [value] for name, value in own.items()}}
+
     def item_schema(self) -> dict[str, Any]:
         """JSON Schema of one item; the empty schema where the annotation says nothing."""
         return {} if self.item_type is Any else msgspec.json.schema(self.item_type)

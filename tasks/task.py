@@ -135,8 +135,7 @@ class BatchTask(_Base[Item, Options, Result]):
         if call := direct.worker_call():
             return call(self, item, options)
         self.ensure_loaded(self.device or "cpu")
-        shared, own = self.call_signature.split(options)
-        results = self.batch_function([item], **shared, **{name: [value] for name, value in own.items()})
+        results = self.batch_function([item], **self.call_signature.batch_of_one(options))
         return direct.unwrap(match_results(results, 1)[0])
 
     def ensure_loaded(self, device: str) -> None:

@@ -57,9 +57,8 @@ def _turn_away(consumer: Any, message: Message, *rest: Any) -> None:
     key = message.delivery_info["routing_key"]
     queues = consumer.task_consumer.queues
     # The message does not say which queue it came by.
-    for name in [queue.name for queue in queues if key in (queue.name, queue.routing_key)] or [
-        queue.name for queue in queues
-    ]:
+    bound = [queue for queue in queues if key in (queue.name, queue.routing_key)]
+    for name in [queue.name for queue in bound or queues]:
         logger.error("busload: queue %s has batched tasks; consume it with -P threads -c 1. Giving it up.", name)
         consumer.call_soon(consumer.cancel_task_queue, name)
     message.reject_log_error(logger, consumer.connection_errors, requeue=True)

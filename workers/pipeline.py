@@ -191,9 +191,8 @@ class Pipeline:
         final = self._until_stored(partial(self._settle.final, again)) if again else None
         if not final:
             return calls
-        done = [call for call in again if call.id in final]
-        self._post(partial(self._let_go, done))
-        return [call for call in calls if call not in done]
+        self._post(partial(self._let_go, [call for call in again if call.id in final]))
+        return [call for call in calls if call.id not in final]
 
     def readmit(self, calls: list[Call]) -> list[Call]:
         """Return the calls that have not been revoked, nor expired; none once the worker stops."""

@@ -153,11 +153,10 @@ class Runner:
         """
 
         def run() -> Any:
-            shared, own = task.call_signature.split(options)
-            lists = {name: [value] for name, value in own.items()}
             _load(task)
             with _fresh_connections():
-                return match_results(task(BatchItems([item]), **shared, **lists), 1)[0]
+                results = task(BatchItems([item]), **task.call_signature.batch_of_one(options))
+            return match_results(results, 1)[0]
 
         future = self.submit(run)
         while not future.done():

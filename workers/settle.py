@@ -127,8 +127,10 @@ class RedisSettle:
         self._traced = traced
 
     def settle(self, settled: Settled) -> Settled:
-        plain = [(call, outcome) for call, outcome in settled if is_plain(call)]
-        others = [(call, outcome) for call, outcome in settled if not is_plain(call)]
+        plain: Settled = []
+        others: Settled = []
+        for call, outcome in settled:
+            (plain if is_plain(call) else others).append((call, outcome))
         stored = self._store(plain)
         stored += self._traced.settle(others)
         self._set_lifetimes([call for call, _ in others])
