@@ -3,7 +3,9 @@
 from .batcher import Batch, Batcher
 from .errors import BatchAborted, BusloadError, ResultCountError, ResultEncodeError
 from .outcomes import Failed, Outcome, Succeeded, fail_all, match_results
+from .pace import Pace
 from .policies import NEVER, NOW, GreedyPolicy, Policy, StaticPolicy, make_policy
+from .watch import QueueWatch
 
 __all__ = [
     "NEVER",
@@ -15,7 +17,9 @@ __all__ = [
     "Failed",
     "GreedyPolicy",
     "Outcome",
+    "Pace",
     "Policy",
+    "QueueWatch",
     "ResultCountError",
     "ResultEncodeError",
     "StaticPolicy",

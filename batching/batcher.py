@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -55,10 +55,14 @@ class Batcher(Generic[K, T]):
 
     def offer(self, partition: K, item: T, now: float) -> None:
         """Let ``item`` wait in ``partition`` from ``now`` on."""
+        self.offer_all(partition, [item], now)
+
+    def offer_all(self, partition: K, items: Iterable[T], now: float) -> None:
+        """Let ``items`` wait in ``partition`` from ``now`` on, in their order."""
         line = self._lines.get(partition)
         if line is None:
             line = self._lines[partition] = _Line(self._policy_of(partition))
-        line.waiting.append((now, item))
+        line.waiting.extend((now, item) for item in items)
 
     def next_flush_at(self, runner_free: bool = True) -> float:
         """Return the earliest time at which a batch is due; ``policies.NEVER`` while none will be."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -94,8 +95,18 @@ class CallSignature:
     def split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the options that callers of one batch share, and those that each item has for itself.
 
-        Omitted options take the default of the signature.
+        Omitted options take the default of the signature. The dicts may be shared with other calls.
         """
+        if not options:
+            return self._bare
+        return self._split(options)
+
+    @cached_property
+    def _bare(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The options of a call that gives none."""
+        return self._split({})
+
+    def _split(self, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         given = {**self.defaults, **options}
         shared = {name: value for name, value in given.items() if name not in self.per_item}
         own = {name: given.get(name) for name in self.per_item}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from busload.embedded import EmbeddedServer
+from busload.tasks.leases import LeaseBook
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 60.0
@@ -105,9 +106,10 @@ def queued(server: EmbeddedServer, queue: str = "celery") -> int:
 
 
 def unacknowledged(server: EmbeddedServer) -> int:
-    """Return how many messages are held by workers."""
+    """Return how many messages are held by workers, busload's and stock ones."""
     with server.client() as client:
-        return int(client.hlen("unacked"))
+        held = sum(holder.messages for holder in LeaseBook(client, "").holders())
+        return held + int(client.hlen("unacked"))
 
 
 def is_drained(server: EmbeddedServer) -> bool:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 from concurrent.futures import wait
+from functools import partial
 from typing import Any
 
 import redis
@@ -21,20 +22,23 @@ from celery.worker.consumer.events import Events as EventsStep
 from celery.worker.consumer.tasks import Tasks as TasksStep
 from kombu.common import ignore_errors
 
+from ..batching import Policy
 from ..tasks import direct
+from ..tasks.leases import broker_client
 from ..tasks.registry import Registry
 from ..tasks.task import BatchTask, batch_tasks
 from . import control as control  # registers the remote control commands
-from .acks import Acks
 from .checks import prefetch_count, refusals, runs_on_threads, warnings
-from .events import EVENTS_PER_MESSAGE, Events
+from .events import EVENTS_PER_MESSAGE
 from .pipeline import Pipeline
-from .settle import make_settle
+from .transport import LeasedChannel, is_redis, leased
 
 logger = get_logger(__name__)
 
 DEFAULT_GRACE_S = 25.0
 PUBLISH_RETRY_S = 5.0
+BROKER_TIMEOUT_S = 5.0
+"""How long the broker may take to answer before it counts as away, unless ``socket_timeout`` says otherwise."""
 
 
 class BatchWorkerStep(bootsteps.StartStopStep):
@@ -63,11 +67,7 @@ class BatchWorkerStep(bootsteps.StartStopStep):
                 raise WorkerTerminate(os.EX_CONFIG)
             worker.prefetch_multiplier = prefetch_count(worker, self._served)
         self._pipeline = worker.batch_pipeline = Pipeline(
-            app,
-            make_settle(app, worker.hostname),
-            Acks(lambda: worker.consumer),
-            Events(lambda: getattr(worker.consumer, "event_dispatcher", None)),
-            lambda function: worker.consumer.call_soon_ack(function),
+            app, worker.hostname, lambda: worker.consumer, partial(_policies_of, worker)
         )
         self._direct_calls = direct.calls_go_through(self._pipeline.runner.call)
         self._hub = worker.hub
@@ -116,13 +116,27 @@ class BatchConsumerStep(bootsteps.StartStopStep):
     label = "busload"
     requires = (EventsStep, TasksStep)
 
+    def create(self, consumer: Any) -> None:
+        self._drain = consumer.controller.batch_pipeline.drain
+        connect = consumer.app.connection_for_read
+
+        def connection_for_read(heartbeat: float | None = None) -> Any:
+            connection = connect(heartbeat=heartbeat)
+            if is_redis(connection) and consumer.app.conf.get("busload_receive", "drain") == "drain":
+                connection = leased(connection, self._drain)
+            return consumer.ensure_connected(connection)
+
+        consumer.connection_for_read = connection_for_read
+
     def include_if(self, consumer: Any) -> bool:
         return consumer.controller is not None and getattr(consumer.controller, "batch_pipeline", None) is not None
 
     def start(self, consumer: Any) -> None:
         if consumer.event_dispatcher is not None:
             consumer.event_dispatcher.buffer_limit = EVENTS_PER_MESSAGE
-        consumer.controller.batch_pipeline.connected(consumer.task_consumer.channel)
+        channel = consumer.task_consumer.channel
+        if isinstance(channel, LeasedChannel):
+            self._drain.connected(broker_client(channel, BROKER_TIMEOUT_S), channel.global_keyprefix)
         _publish_specs(consumer)
 
     def stop(self, consumer: Any) -> None:
@@ -153,6 +167,13 @@ def _served_tasks(worker: WorkController) -> list[BatchTask[Any, ..., Any]]:
         for task in batch_tasks(worker.app)
         if (runs_on_threads(worker) if task.queue_name is None else task.queue_name in queues)
     ]
+
+
+def _policies_of(worker: WorkController, queue: str) -> list[Policy]:
+    """Return the policies of the tasks whose calls come by ``queue``; none where that is not a queue of tasks."""
+    if queue not in worker.app.amqp.queues.consume_from:
+        return []
+    return [task.batch_policy for task in _served_tasks(worker) if task.queue_name in (queue, None)]
 
 
 def _grace_s(worker: WorkController) -> float:

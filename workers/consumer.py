@@ -1,4 +1,4 @@
-"""The Strategy: what Celery's consumer does with each message of a batched task."""
+"""The Strategy: what Celery's consumer does with each message of a batched task that it receives itself."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 from celery import Celery
 from celery.exceptions import InvalidTaskError
 from celery.utils.log import get_logger
+from celery.worker import strategy
 from celery.worker.state import task_reserved
-from celery.worker.strategy import default
 from kombu.exceptions import ContentDisallowed, DecodeError
 from kombu.message import Message
 
 from ..tasks.task import BatchTask
 from .pipeline import Pipeline
-from .request import BatchRequest, Call, Partition
+from .receiver import fill_in
+from .request import BatchRequest, Call
+from .transport import leased_tag
 
 logger = get_logger(__name__)
 
@@ -34,8 +36,7 @@ class BatchStrategy:
         pipeline = consumer.controller.batch_pipeline
         if pipeline is None:
             return partial(_turn_away, consumer)
-        receive = default(task, app, _ToBatch(consumer, task, pipeline))
-        drain, queue = pipeline.drain_for(consumer), task.queue_name
+        receive = strategy.default(task, app, _ToBatch(consumer, task, pipeline))
 
         def handle(message: Message, body: Any, ack: Any, reject: Any, callbacks: Any) -> None:
             try:
@@ -45,9 +46,6 @@ class BatchStrategy:
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 # Celery would take a KeyError for a lost connection and fetch the message again, for ever.
                 raise InvalidTaskError(f"the message cannot be read: {error!r}") from error
-            finally:
-                if queue is not None:
-                    drain.soon(queue)
 
         return handle
 
@@ -79,17 +77,11 @@ class _ToBatch:
         return getattr(self._consumer, name)
 
     def on_task_request(self, request: BatchRequest) -> None:
-        call = Call(request, self._task, deliveries=[request.message])
-        signature = self._task.call_signature
-        try:
-            signature.check(request.args, request.kwargs)
-            signature.check_item(request.args[0])
-        except TypeError as error:
-            self._pipeline.refuse(call, error)
-            return
-        call.item = request.args[0]
-        call.shared, call.own = signature.split(request.kwargs)
-        self._pipeline.accept(call, Partition.of(str(self._task.name), call.shared))
+        tag = leased_tag(request.message.delivery_tag)
+        call = Call.of_request(request, self._task, request.message if tag is None else tag)
+        partition = fill_in(call, request.args, request.kwargs, self._pipeline)
+        if partition is not None:
+            self._pipeline.accept(call, partition)
 
     def apply_eta_task(self, request: BatchRequest) -> None:
         """Take a request whose ETA has come; the strategy reserves only requests without one."""

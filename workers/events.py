@@ -10,6 +10,7 @@ from celery.utils.saferepr import saferepr
 from kombu.utils.encoding import safe_repr
 
 from ..batching import Failed
+from .decode import Headers
 from .request import Call
 from .settle import Settled
 
@@ -23,25 +24,57 @@ class Events:
     def __init__(self, dispatcher: Callable[[], EventDispatcher | None]) -> None:
         self._dispatcher = dispatcher
 
+    def received(self, calls: list[tuple[Call, Headers]]) -> None:
+        """Tell of calls that came by the drain; Celery tells of those that it receives."""
+        send = self._sender()
+        if send is None:
+            return
+        for call, headers in calls:
+            if call.task.send_events:
+                send(
+                    "task-received",
+                    uuid=call.id,
+                    name=headers.task,
+                    args=headers.argsrepr,
+                    kwargs=headers.kwargsrepr,
+                    root_id=headers.root_id,
+                    parent_id=headers.parent_id,
+                    retries=headers.retries or 0,
+                    eta=None,
+                    expires=headers.expires,
+                )
+
     def started(self, calls: list[Call]) -> None:
+        send = self._sender()
+        if send is None:
+            return
         for call in calls:
-            self._send(call, "task-started")
+            if call.task.send_events:
+                send("task-started", uuid=call.id)
 
     def finished(self, settled: Settled, run_s: float) -> None:
         """Tell each call's outcome; ``run_s`` is what its batch took in the model, in seconds."""
+        send = self._sender()
+        if send is None:
+            return
         for call, outcome in settled:
+            if not call.task.send_events:
+                continue
             if isinstance(outcome, Failed):
-                self._send(call, "task-failed", exception=safe_repr(outcome.error), traceback=outcome.traceback)
+                exception = safe_repr(outcome.error)
+                send("task-failed", uuid=call.id, exception=exception, traceback=outcome.traceback)
             else:
                 result = saferepr(outcome.value, call.task.resultrepr_maxsize)
-                self._send(call, "task-succeeded", result=result, runtime=run_s)
+                send("task-succeeded", uuid=call.id, result=result, runtime=run_s)
 
     def flush(self) -> None:
         dispatcher = self._dispatcher()
         if dispatcher is not None:
             dispatcher.flush()
 
-    def _send(self, call: Call, kind: str, **fields: Any) -> None:
+    def _sender(self) -> Callable[..., Any] | None:
+        """Return what sends events; None when nobody wants those of tasks."""
         dispatcher = self._dispatcher()
-        if dispatcher is not None and dispatcher.enabled and call.task.send_events:
-            dispatcher.send(kind, uuid=call.id, **fields)
+        if dispatcher is None or not dispatcher.enabled or (dispatcher.groups and "task" not in dispatcher.groups):
+            return None
+        return dispatcher.send  # type: ignore[no-any-return]

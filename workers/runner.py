@@ -170,24 +170,26 @@ class Runner:
         while (batch := self._intake.take()) is not None:
             calls = self._riders.admit(batch.items)
             if not calls:
-                self._intake.batch_done()
+                self._intake.batch_dropped()
                 continue
             run = BatchRun(calls[0].task, calls)
+            began_at = time.monotonic()
             run.prepare(self.load)
+            self._intake.stepped("prepare", time.monotonic() - began_at)
             self._jobs.put(partial(self._run, run))
 
     def _run(self, run: BatchRun) -> None:
-        try:
-            calls = self._riders.readmit(run.calls)
-            if len(calls) < len(run.calls):
-                run.calls = calls
-                if not calls:
-                    return
-                run.prepare(self.load)
-            self._riders.started(run)
-            run.run()
-        finally:
-            self._intake.batch_done()
+        calls = self._riders.readmit(run.calls)
+        if not calls:
+            self._intake.batch_dropped()
+            return
+        if len(calls) < len(run.calls):
+            run.calls = calls
+            run.prepare(self.load)
+        self._riders.started(run)
+        self._intake.batch_began(str(run.task.name))
+        run.run()
+        self._intake.batch_done()
         self._riders.finished(run)
 
     def _work(self) -> None:

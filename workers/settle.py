@@ -1,8 +1,9 @@
-"""Storing outcomes: one Redis pipeline of results per batch, in the shape that Celery's Redis backend stores."""
+"""Settling calls: their outcomes are stored in the shape that Celery stores, then their messages are let go."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from functools import cached_property
 from typing import Any, Protocol
 from weakref import ReferenceType
 
@@ -14,11 +15,15 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import Reject
 from celery.utils.log import get_logger
 from kombu.exceptions import OperationalError
-from kombu.utils.encoding import safe_repr
 
-from ..batching import Failed, Outcome, ResultEncodeError, Succeeded
+from ..batching import Failed, Outcome
 from ..tasks import direct
+from ..tasks.task import BatchTask
+from .acks import Acks, tags_of
+from .drain import Drain
 from .request import Call
+from .results import ResultEncoder, Write
+from .store import OneCallStore, Refused, TwoStepStore, Verdict, is_one_server
 
 logger = get_logger(__name__)
 
@@ -26,19 +31,16 @@ Settled = list[tuple[Call, Outcome]]
 
 _HANDLERS = ("before_start", "on_success", "on_failure", "after_return")
 _SIGNALS = (signals.task_prerun, signals.task_postrun, signals.task_success, signals.task_failure)
-_EMBEDDED = ("callbacks", "errbacks", "chain", "chord")
-
-# From the server, these will pass; its other errors are about what it was sent.
-_PASSING = (redis.ConnectionError, redis.TimeoutError, redis.OutOfMemoryError, redis.ReadOnlyError)
-# A server closes the connection on a value beyond its limit, proto-max-bulk-len, which is no less than this.
-_MAY_BE_TOO_LARGE_BYTES = 1024 * 1024
 
 
 class Settle(Protocol):
     """Stores the outcomes of a batch. Errors of a server that is away propagate; then it may be called again."""
 
     def settle(self, settled: Settled) -> Settled:
-        """Store every outcome; return them as stored, for a result may turn out not to fit."""
+        """Store every outcome that is ours to tell, and let go of the calls.
+
+        Returns outcomes as stored, for a result may turn out not to fit, and none of calls that others have by now.
+        """
         ...
 
     def final(self, calls: list[Call]) -> set[str]:
@@ -57,13 +59,19 @@ class TracedSettle:
     chain, the chord's counter, signals and handlers, then the result.
     """
 
-    def __init__(self, app: Celery, hostname: str) -> None:
+    def __init__(self, app: Celery, hostname: str, acks: Acks) -> None:
         self._app = app
-        self._hostname = hostname
+        self.hostname = hostname
+        self._acks = acks
         self._away = away_errors(app)
 
     def settle(self, settled: Settled) -> Settled:
-        return [(call, self._settle_one(call, outcome)) for call, outcome in settled]
+        if not settled:
+            return []
+        ours = set(self._acks.still_ours([call for call, _ in settled]))
+        stored = [(call, self._settle_one(call, outcome)) for call, outcome in settled if call in ours]
+        self._acks.release([call for call, _ in stored])
+        return stored
 
     def _settle_one(self, call: Call, outcome: Outcome) -> Outcome:
         if call.traced is not None:  # before the backend went away in the middle of the batch
@@ -77,7 +85,7 @@ class TracedSettle:
                     call.request.args,
                     call.request.kwargs,
                     request,
-                    hostname=self._hostname,
+                    hostname=self.hostname,
                     loader=self._app.loader,
                     app=self._app,
                 )
@@ -105,135 +113,92 @@ class TracedSettle:
                 call.task.backend.mark_as_started(call.id)
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """What is to be stored for one call."""
-
-    call: Call
-    outcome: Outcome
-    meta: bytes | str
-    lifetime_s: int
-
-
 class RedisSettle:
-    """Settles plain calls in two round trips a batch, the others through Celery's tracer.
+    """Settles plain calls in one or two round trips a batch, the others through Celery's tracer.
 
     A call is plain when nothing but its result is left to do, in the application's backend: no callback, chain
     or chord, no listener on Celery's signals, no handler in the task's class.
     """
 
-    def __init__(self, backend: RedisBackend, traced: TracedSettle) -> None:
+    def __init__(self, backend: RedisBackend, traced: TracedSettle, acks: Acks, drain: Drain) -> None:
         self._backend = backend
         self._traced = traced
+        self._drain = drain
+        self._encoder = ResultEncoder(backend)
+        self._two_step = TwoStepStore(backend, self._encoder, acks)
+        self._hostname = traced.hostname
+        self._handlers: dict[BatchTask[Any, ..., Any], bool] = {}
 
     def settle(self, settled: Settled) -> Settled:
         plain: Settled = []
         others: Settled = []
+        somebody_listens = any(map(_listens, _SIGNALS))
         for call, outcome in settled:
-            (plain if is_plain(call) else others).append((call, outcome))
-        stored = self._store(plain)
+            is_plain = not (somebody_listens or call.embedded or self._has_handlers(call.task))
+            (plain if is_plain and _uses_the_applications_backend(call) else others).append((call, outcome))
+        stored = self._store_plain(plain)
         stored += self._traced.settle(others)
         self._set_lifetimes([call for call, _ in others])
         return stored
 
     def final(self, calls: list[Call]) -> set[str]:
+        if self._one_call is not None:
+            # An outcome that is stored in one call with the end of its lease has no message that could come again.
+            calls = [
+                call for call in calls if call.redelivered or call.embedded or not isinstance(call.deliveries[0], int)
+            ]
         ours = [call for call in calls if _uses_the_applications_backend(call)]
-        metas = self._backend.client.mget([self._backend.get_key_for_task(call.id) for call in ours]) if ours else []
-        final = {call.id for call, meta in zip(ours, metas, strict=True) if self._is_final(meta)}
-        return final | self._traced.final([call for call in calls if not _uses_the_applications_backend(call)])
+        others = [call for call in calls if not _uses_the_applications_backend(call)]
+        return self._two_step.final(ours) | self._traced.final(others)
 
     def mark_started(self, calls: list[Call]) -> None:
-        tracked = [call for call in calls if call.task.track_started and not call.request.ignore_result]
-        writes = []
-        for call in tracked:
-            result = {"pid": call.request.worker_pid, "hostname": call.request.hostname}
-            meta = self._encode(call, result, states.STARTED, None, call.request._context)
-            writes.append(_Write(call, Succeeded(result), meta, self._backend.expires))
-        self._send(writes)
+        tracked = [call for call in calls if call.task.track_started and not call.ignore_result]
+        self._store([self._encoder.started(call, os.getpid(), self._hostname) for call in tracked], release=False)
 
-    def _is_final(self, meta: bytes | None) -> bool:
-        if meta is None:
-            return False
-        try:
-            return self._backend.decode_result(meta).get("status") in states.READY_STATES
-        except Exception:  # noqa: BLE001  whatever a serializer raises
-            logger.warning("busload: overwriting a stored result that cannot be read")
-            return False
+    def _store_plain(self, settled: Settled) -> Settled:
+        writes = self._encoder.encode(settled)
+        stored: Settled = []
+        instead = []
+        for write, verdict in zip(writes, self._store(writes), strict=True):
+            if isinstance(verdict, Refused):
+                instead.append(self._encoder.instead(write.call, str(verdict)))
+            elif verdict:
+                stored.append((write.call, write.outcome))
+        if instead:
+            stored += [
+                (write.call, write.outcome)
+                for write, verdict in zip(instead, self._store(instead), strict=True)
+                if verdict is True
+            ]
+        return stored
 
-    def _store(self, settled: Settled) -> Settled:
-        # A final state stays final, whoever stored it.
-        final = self.final([call for call, _ in settled])
-        writes = [
-            self._write_of(call, outcome)
-            for call, outcome in settled
-            if call.id not in final and _stores(call, outcome)
-        ]
-        written = {write.call.id: write.outcome for write in self._send_all(writes)}
-        return [(call, written.get(call.id, outcome)) for call, outcome in settled]
+    def _store(self, writes: list[Write], *, release: bool = True) -> list[Verdict]:
+        """Store each write by the shortest way that there is for it."""
+        shortest = self._one_call
+        if shortest is not None and all(isinstance(write.call.deliveries[0], int) for write in writes):
+            return shortest.store(writes, release=release)
+        in_one = [write for write in writes if shortest is not None and tags_of([write.call])]
+        verdicts = {}
+        if shortest is not None and in_one:
+            verdicts = dict(zip(map(id, in_one), shortest.store(in_one, release=release), strict=True))
+        rest = [write for write in writes if id(write) not in verdicts]
+        if rest:
+            verdicts |= dict(zip(map(id, rest), self._two_step.store(rest, release=release), strict=True))
+        return [verdicts[id(write)] for write in writes]
 
-    def _write_of(self, call: Call, outcome: Outcome) -> _Write:
-        request = call.request._context
-        try:
-            if isinstance(outcome, Failed):
-                meta = self._encode(call, outcome.error, states.FAILURE, outcome.traceback, request)
-            else:
-                meta = self._encode(call, outcome.value, states.SUCCESS, None, request)
-        except Exception as error:  # noqa: BLE001  whatever a serializer raises: only this call fails
-            outcome = Failed.from_error(ResultEncodeError(f"the result cannot be stored: {safe_repr(error)}"))
-            # Without the request, whose arguments may be what does not fit.
-            meta = self._encode(call, outcome.error, states.FAILURE, outcome.traceback, None)
-        is_failure = isinstance(outcome, Failed)
-        return _Write(call, outcome, meta, self._backend.failure_expires if is_failure else self._backend.expires)
+    @cached_property
+    def _one_call(self) -> OneCallStore | None:
+        leases = self._drain.leases
+        if leases is None or self._backend.serializer != "json" or self._backend.compression:
+            return None
+        if not is_one_server(self._backend, leases.client):
+            return None
+        return OneCallStore(self._backend, self._encoder, leases)
 
-    def _encode(self, call: Call, result: Any, state: str, traceback: str | None, request: Any) -> bytes | str:
-        meta = self._backend._get_result_meta(
-            result=self._backend.encode_result(result, state),
-            state=state,
-            traceback=traceback,
-            request=request,
-        )
-        meta["task_id"] = call.id
-        encoded: bytes | str = self._backend.encode(meta)
-        return encoded
-
-    def _send_all(self, writes: list[_Write]) -> list[_Write]:
-        """Store all of them, or one by one what can be: a result that the server refuses fails its own call."""
-        try:
-            self._send(writes)
-            return writes
-        except _PASSING:
-            if not any(len(write.meta) >= _MAY_BE_TOO_LARGE_BYTES for write in writes):
-                raise
-        except redis.RedisError:
-            logger.warning("busload: a batch of results was refused; storing them one by one", exc_info=True)
-        return [self._send_alone(write) for write in writes]
-
-    def _send_alone(self, write: _Write) -> _Write:
-        try:
-            self._send([write])
-            return write
-        except _PASSING as error:
-            if len(write.meta) < _MAY_BE_TOO_LARGE_BYTES:
-                raise
-            refusal: redis.RedisError = error
-        except redis.RedisError as error:
-            refusal = error
-        size = f"{len(write.meta)} bytes"
-        failed = Failed.from_error(ResultEncodeError(f"Redis refuses the result of {size}: {refusal}"))
-        instead = self._write_of(write.call, failed)
-        self._send([instead])
-        return instead
-
-    def _send(self, writes: list[_Write]) -> None:
-        if not writes:
-            return
-        with self._backend.client.pipeline(transaction=False) as pipe:
-            for write in writes:
-                key = self._backend.get_key_for_task(write.call.id)
-                own_s = write.call.task.result_ttl_s
-                pipe.set(key, write.meta, ex=(write.lifetime_s if own_s is None else own_s) or None)
-                pipe.publish(key, write.meta)
-            pipe.execute()
+    def _has_handlers(self, task: BatchTask[Any, ..., Any]) -> bool:
+        if task not in self._handlers:
+            self._handlers[task] = any(task_has_custom(task, name) for name in _HANDLERS)
+        return self._handlers[task]
 
     def _set_lifetimes(self, calls: list[Call]) -> None:
         """Give results that Celery stored the lifetime of their own task."""
@@ -250,12 +215,12 @@ class RedisSettle:
             pipe.execute()
 
 
-def make_settle(app: Celery, hostname: str) -> Settle:
+def make_settle(app: Celery, hostname: str, acks: Acks, drain: Drain) -> Settle:
     """Choose how outcomes are stored with the application's result backend."""
-    traced = TracedSettle(app, hostname)
+    traced = TracedSettle(app, hostname, acks)
     backend = app.backend
     if isinstance(backend, RedisBackend) and _stores_as_celery(type(backend)):
-        return RedisSettle(backend, traced)
+        return RedisSettle(backend, traced, acks, drain)
     return traced
 
 
@@ -264,16 +229,6 @@ def away_errors(app: Celery) -> tuple[type[BaseException], ...]:
     own = getattr(app.backend, "connection_errors", ())
     # Celery counts KeyError and OSError among those of Redis; they are users' errors as well.
     return (OperationalError, redis.RedisError, *(error for error in own if error.__module__ != "builtins"))
-
-
-def is_plain(call: Call) -> bool:
-    """Whether storing the result in the application's backend is all that is left to do for ``call``."""
-    embed = call.embedded
-    return _uses_the_applications_backend(call) and not (
-        any(embed.get(name) for name in _EMBEDDED)
-        or any(_listens(signal) for signal in _SIGNALS)
-        or any(task_has_custom(call.task, name) for name in _HANDLERS)
-    )
 
 
 def _uses_the_applications_backend(call: Call) -> bool:
@@ -295,7 +250,3 @@ def _listens(signal: Any) -> bool:
         receiver is not None and type(getattr(receiver, "__self__", None)).__name__ != "DjangoWorkerFixup"
         for receiver in receivers
     )
-
-
-def _stores(call: Call, outcome: Outcome) -> bool:
-    return bool(call.request.store_errors if isinstance(outcome, Failed) else not call.request.ignore_result)

@@ -43,31 +43,31 @@ def test_sigterm_with_thirty_buffered_calls(start_worker: StartWorker, server: E
 def test_sigterm_finishes_the_running_batch_and_hands_the_rest_back(
     start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger, signals: int
 ) -> None:
-    worker = start_worker()
     running = echo.delay("running", nap_s=1.0)
+    waiting = [echo.delay(f"waiting {number}") for number in range(40)]
+    worker = start_worker()
     until(lambda: ledger.times_run("running") == 1)
-    waiting = [echo.delay(f"waiting {number}") for number in range(100)]
-    until(lambda: unacknowledged(server) == 101)
+    assert unacknowledged(server) == 41
     for _ in range(signals):
         worker.send(signal.SIGTERM)
     assert worker.process.wait(TIMEOUT_S) == 0
     assert running.state == "SUCCESS"
-    assert (queued(server), unacknowledged(server)) == (100, 0)
+    assert (queued(server), unacknowledged(server)) == (40, 0)
     start_worker()
-    assert outcomes(waiting) == [f"waiting {number}" for number in range(100)]
-    assert_each_ran_once(ledger, ["running", *(f"waiting {number}" for number in range(100))])
+    assert outcomes(waiting) == [f"waiting {number}" for number in range(40)]
+    assert_each_ran_once(ledger, ["running", *(f"waiting {number}" for number in range(40))])
 
 
 @pytest.mark.usefixtures("app")
 def test_calls_that_were_handed_back_keep_their_order(
     start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger
 ) -> None:
-    worker = start_worker()
     echo.delay("running", nap_s=1.0)
-    until(lambda: ledger.times_run("running") == 1)
     for number in range(40):
         echo.delay(f"{number:02}")
-    until(lambda: unacknowledged(server) == 41)
+    worker = start_worker()
+    until(lambda: ledger.times_run("running") == 1)
+    assert unacknowledged(server) == 41
     worker.stop()
     for number in range(40, 50):
         echo.delay(f"{number:02}")
@@ -80,11 +80,11 @@ def test_calls_that_were_handed_back_keep_their_order(
 def test_sigquit_hands_the_running_batch_back_at_once(
     start_worker: StartWorker, server: EmbeddedServer, ledger: Ledger
 ) -> None:
-    worker = start_worker()
     stuck = echo.delay("stuck", nap_s=600.0)
-    until(lambda: ledger.times_run("stuck") == 1)
     waiting = echo.delay("waiting")
-    until(lambda: unacknowledged(server) == 2)
+    worker = start_worker()
+    until(lambda: ledger.times_run("stuck") == 1)
+    assert unacknowledged(server) == 2
     worker.stop(signal.SIGQUIT)
     assert (queued(server), unacknowledged(server)) == (2, 0)
     assert stuck.state == waiting.state == "PENDING"

@@ -26,8 +26,9 @@ if "WORKER_APP_QUEUE" in os.environ:
 
 def note(items: list[Any]) -> None:
     """Write a batch down in the ledger."""
-    connection = app.backend.client.connection_pool.connection_kwargs
-    with redis.Redis(unix_socket_path=connection["path"]) as client:
+    # On the broker's server, for some of these workers have no result backend.
+    path = app.conf.broker_url.removeprefix("redis+socket://").partition("?")[0]
+    with redis.Redis(unix_socket_path=path) as client:
         client.rpush("ledger", json.dumps(items))
 
 
