@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import click
+from apiflask import APIFlask
 from granian import Granian
 from granian.constants import Interfaces
 from granian.log import LogLevels
 
 from .app import create_app
+from .broker import make_celery
 from .settings import Settings
+from .sweeping import sweep_in_background
 
 STOP_TIMEOUT_S = 10
 """How long a process may take to finish its requests. One that is stopped while it starts may miss the signal, and is
@@ -48,7 +51,14 @@ def serve(settings: Settings, host: str, port: int, workers: int, uds: Path | No
         log_level=LogLevels.warning,
     )
     server.on_startup(partial(click.echo, f"busload api on {f'unix:{uds}' if uds else f'http://{host}:{port}'}"))
-    server.serve(target_loader=partial(create_app, settings), wrap_loader=False)
+    server.serve(target_loader=partial(_load, settings), wrap_loader=False)
+
+
+def _load(settings: Settings) -> APIFlask:
+    """Make the application of one process."""
+    app = create_app(settings)
+    sweep_in_background(make_celery(settings))
+    return app
 
 
 def _check_free(host: str, port: int) -> None:

@@ -7,12 +7,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
+import redis
 from celery.app.task import Task
 from celery.exceptions import ImproperlyConfigured
 from celery.utils.log import get_logger
+from kombu.exceptions import OperationalError
 
 from ..batching import Policy, make_policy, match_results
 from . import direct
+from .errors import BrokerFull
 from .registry import TaskSpec
 from .signature import CallSignature
 
@@ -157,9 +160,17 @@ class BatchTask(_Base[Item, Options, Result]):
         *positional: Any,
         **options: Any,
     ) -> Any:
-        """Send one call; as in Celery, except that TypeError is raised for what the batch cannot take."""
+        """Send one call; as in Celery, except that TypeError is raised for what the batch cannot take.
+
+        Raises BrokerFull when the broker is out of memory, and kombu's OperationalError when it is away.
+        """
         self.call_signature.check(args, kwargs)
-        return super().apply_async(args, kwargs, *positional, **options)
+        try:
+            return super().apply_async(args, kwargs, *positional, **options)
+        except OperationalError as error:
+            if isinstance(error.__cause__, redis.OutOfMemoryError):
+                raise BrokerFull(f"the call was not accepted, for the broker is full: {error}") from error
+            raise
 
     if TYPE_CHECKING:
 

@@ -28,7 +28,7 @@ from ..tasks.leases import broker_client
 from ..tasks.registry import Registry
 from ..tasks.task import BatchTask, batch_tasks
 from . import control as control  # registers the remote control commands
-from .checks import prefetch_count, refusals, runs_on_threads, warnings
+from .checks import prefetch_count, refusals, runs_on_threads, server_refusal, warnings
 from .events import EVENTS_PER_MESSAGE
 from .pipeline import Pipeline
 from .transport import LeasedChannel, is_redis, leased
@@ -122,9 +122,13 @@ class BatchConsumerStep(bootsteps.StartStopStep):
 
         def connection_for_read(heartbeat: float | None = None) -> Any:
             connection = connect(heartbeat=heartbeat)
-            if is_redis(connection) and consumer.app.conf.get("busload_receive", "drain") == "drain":
-                connection = leased(connection, self._drain)
-            return consumer.ensure_connected(connection)
+            if not is_redis(connection) or consumer.app.conf.get("busload_receive", "drain") != "drain":
+                return consumer.ensure_connected(connection)
+            connection = consumer.ensure_connected(leased(connection, self._drain))
+            if refusal := server_refusal(connection.default_channel.client):
+                logger.critical("busload: %s", refusal)
+                raise SystemExit(os.EX_CONFIG)
+            return connection
 
         consumer.connection_for_read = connection_for_read
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import redis
 from celery.concurrency.thread import TaskPool as ThreadPool
 from celery.worker import WorkController
 
@@ -12,6 +13,8 @@ from ..tasks.task import BatchTask
 
 # What Celery has when nobody chose: too small for batches, and no one's wish.
 _CELERY_DEFAULT_PREFETCH = 4
+# The first whose scripts may make room while the server is out of memory.
+_LEAST_REDIS = 7
 _PICKLE = {"pickle", "application/x-python-serialize"}
 
 
@@ -52,6 +55,20 @@ def refusals(worker: WorkController, tasks: Sequence[BatchTask[Any, ..., Any]]) 
         yield "worker_disable_prefetch=True caps batches at one item; leave it unset"
     if _PICKLE & {*conf.accept_content, *(conf.result_accept_content or ())}:
         yield "accept_content allows pickle, which runs code from data; allow json or msgpack alone"
+
+
+def server_refusal(client: redis.Redis) -> str | None:
+    """Return why messages cannot be drained from a Redis server; None when they can, or it may not be asked."""
+    try:
+        server: dict[str, Any] = client.info()
+    except redis.exceptions.NoPermissionError:
+        return None
+    if server.get("cluster_enabled"):
+        return "Redis Cluster is not supported: it spreads over its nodes what one call must see; use a single server"
+    version = str(server.get("redis_version", "7"))
+    if "valkey_version" not in server and int(version.partition(".")[0]) < _LEAST_REDIS:
+        return f"Redis {version} is too old to drain from; use Redis {_LEAST_REDIS} or Valkey"
+    return None
 
 
 def runs_on_threads(worker: WorkController) -> bool:

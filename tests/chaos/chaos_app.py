@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from typing import Any
@@ -15,6 +16,7 @@ URL = os.environ.get("BUSLOAD_BROKER_URL", "memory://")
 
 app = configure(Celery("chaos", broker=URL, backend=URL if URL != "memory://" else "cache+memory://"))
 app.conf.worker_send_task_events = False
+app.conf.update(json.loads(os.environ.get("CHAOS_SETTINGS", "{}")))
 
 _clients: dict[int, redis.Redis] = {}
 
@@ -38,7 +40,8 @@ def double(numbers: list[int], /, *, nap_s: float = 0.005) -> list[int]:
 
 
 @app.task(base=BatchTask, name="chaos.linked")
-def linked(numbers: list[int], /) -> list[int]:
+def linked(numbers: list[int], /, *, nap_s: float = 0.0) -> list[int]:
+    time.sleep(nap_s)
     return [2 * number for number in numbers]
 
 

@@ -9,8 +9,9 @@ import pytest
 from celery import Celery
 from celery.exceptions import ImproperlyConfigured
 
-from busload import BatchTask, ResultCountError, configure
+from busload import BatchTask, BrokerFull, ResultCountError, configure
 from busload.batching import GreedyPolicy, StaticPolicy
+from busload.embedded import EmbeddedServer
 from busload.tasks import batch_tasks
 from busload.tasks.ready import embed as ready_embed
 from busload.tasks.task import CONSUMER_STEP, WORKER_STEP
@@ -211,3 +212,19 @@ def test_the_message_is_what_stock_celery_sends(app: Celery) -> None:
             return json.loads(received.body), received.headers
 
     assert message(batched, app) == message(plain, stock)
+
+
+def test_a_full_broker_is_named_as_such() -> None:
+    with EmbeddedServer() as server, server.client() as client:
+        app = configure(Celery("full", broker=server.url, set_as_current=False))
+
+        @app.task(base=BatchTask, name="full.echo", shared=False)
+        def echo(items: list[str], /) -> list[str]:
+            return items
+
+        client.config_set("maxmemory", "1")
+        with pytest.raises(BrokerFull, match="the broker is full"):
+            echo.delay("x")
+        client.config_set("maxmemory", "0")
+        echo.delay("x")
+        assert client.llen("celery") == 1

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+import redis
 
 from busload.embedded import EmbeddedServer
+from busload.workers.checks import server_refusal
 from tests.support import ROOT, environment, worker_process
 
 APP = "tests.integration.worker_app"
@@ -94,3 +97,29 @@ def test_a_worker_of_other_queues_keeps_its_own_pool(server: EmbeddedServer, tmp
     ) as worker:
         worker.wait_until_ready()
         assert worker.stop() == 0
+
+
+class ClusterServer(EmbeddedServer):
+    """A node of a Redis Cluster."""
+
+    def _options(self) -> list[str]:
+        return [*super()._options(), "--cluster-enabled", "yes"]
+
+
+def test_a_redis_cluster_is_refused(tmp_path: Path) -> None:
+    with ClusterServer(tcp=True) as server, worker_process(APP, tmp_path / "log", environment(server)) as worker:
+        assert worker.process.wait(30) == os.EX_CONFIG
+        assert "Redis Cluster is not supported" in worker.log
+
+
+def test_an_old_redis_is_refused() -> None:
+    class Old:
+        def info(self) -> dict[str, object]:
+            return {"redis_version": "6.2.14", "cluster_enabled": 0}
+
+    class Forbidden:
+        def info(self) -> dict[str, object]:
+            raise redis.exceptions.NoPermissionError
+
+    assert server_refusal(cast("redis.Redis", Old())) == "Redis 6.2.14 is too old to drain from; use Redis 7 or Valkey"
+    assert server_refusal(cast("redis.Redis", Forbidden())) is None
