@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 
 _WEIGHT = 0.3  # of the newest measurement
@@ -32,8 +33,15 @@ class Pace:
         run_s = self._runs_s.get(kind)
         if run_s is None:
             return None
-        lead_s = 2 * sum(self._steps_s.values()) + _MARGIN_S
-        return began_at + run_s - lead_s, began_at + run_s + max(run_s, lead_s)
+        return began_at + run_s - self._lead_s, began_at + run_s + max(run_s, self._lead_s)
+
+    def batches_ahead(self, kind: Hashable) -> int:
+        """Return how many full batches of ``kind`` to have ready: two where fetching one takes longer than a run."""
+        return 2 if self._runs_s.get(kind, math.inf) < self._lead_s else 1
+
+    @property
+    def _lead_s(self) -> float:
+        return 2 * sum(self._steps_s.values()) + _MARGIN_S
 
 
 def _mean(before: float, newest: float) -> float:

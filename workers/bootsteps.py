@@ -37,6 +37,7 @@ logger = get_logger(__name__)
 
 DEFAULT_GRACE_S = 25.0
 PUBLISH_RETRY_S = 5.0
+SWITCH_INTERVAL_S = 0.0005
 BROKER_TIMEOUT_S = 5.0
 """How long the broker may take to answer before it counts as away, unless ``socket_timeout`` says otherwise."""
 
@@ -86,9 +87,10 @@ class BatchWorkerStep(bootsteps.StartStopStep):
             while not wait([loading], timeout=0.1).done:
                 state.maybe_shutdown()
             loading.result()
-        if any(task.is_model for task in self._served):
-            # What is loaded stays. Else each full collection stops every thread to look through all of it.
-            gc.freeze()
+        # What is loaded stays. Else each full collection stops every thread to look through all of it.
+        gc.freeze()
+        # The runner waits no longer than this for the threads that fetch and settle, when its model is done.
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
 
     def _wake_loop(self, **kwargs: Any) -> None:
         """Let the event loop see a signal to stop at once, where it would sleep on for up to two seconds."""

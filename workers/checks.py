@@ -19,13 +19,13 @@ _PICKLE = {"pickle", "application/x-python-serialize"}
 
 
 def prefetch_count(worker: WorkController, tasks: Sequence[BatchTask[Any, ..., Any]]) -> int:
-    """Return how many messages the worker may hold: its setting, or three of the largest batches.
+    """Return how many messages the worker may hold: its setting, or four of the largest batches.
 
-    One batch runs while the one before is settled and the next one is fetched.
+    One batch runs while the one before is settled, the next one is ready and the one after that is fetched.
     """
     if worker.prefetch_multiplier != _CELERY_DEFAULT_PREFETCH:
         return int(worker.prefetch_multiplier)
-    return 3 * max(task.max_batch_size for task in tasks)
+    return 4 * max(task.max_batch_size for task in tasks)
 
 
 def refusals(worker: WorkController, tasks: Sequence[BatchTask[Any, ..., Any]]) -> Iterator[str]:

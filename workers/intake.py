@@ -91,8 +91,12 @@ class Intake:
         with self._changed:
             if self._runner_free:
                 return Appetite(NOW, NEVER, runner_free=True)
-            has_next = self._taken >= MAX_BATCHES_TAKEN or self._batcher.next_flush_at(runner_free=False) == NOW
-            window = None if has_next or self._running is None else self._pace.fetch_window(*self._running)
+            if self._running is None:
+                return Appetite(NEVER, NEVER, runner_free=False)
+            has_full = self._batcher.next_flush_at(runner_free=False) == NOW
+            ready = self._taken - 1 + has_full
+            is_enough = ready >= self._pace.batches_ahead(self._running[0])
+            window = None if is_enough else self._pace.fetch_window(*self._running)
             return Appetite(*(window or (NEVER, NEVER)), runner_free=False)
 
     def has_full_batch(self) -> bool:

@@ -19,7 +19,7 @@ _PLAIN = frozenset((str, int, bool, type(None)))
 _ENCODES = ("encode", "_encode", "encode_result", "prepare_value", "_get_result_meta", "current_task_children")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
     """What is to be stored for one call: nothing, when ``meta`` is None."""
 

@@ -184,3 +184,21 @@ def test_copies_of_one_message_have_one_outcome(
     assert result.get(timeout=30) == "copied"
     until(lambda: is_drained(server))
     assert ledger.times_run("copied") == 1
+
+
+@pytest.mark.usefixtures("app")
+def test_a_workers_connections_do_not_grow_with_load(
+    app: Celery, start_worker: StartWorker, server: EmbeddedServer
+) -> None:
+    with server.client() as client:
+        before = {connection["id"] for connection in client.client_list()}
+        start_worker()
+        with app.connection_for_write() as connection, connection.channel() as channel:
+            producer = app.amqp.Producer(channel)
+            ids = {entry["id"] for entry in client.client_list() if entry["id"] not in before}
+            for number in range(2000):
+                app.send_task("brief", (str(number),), producer=producer)
+            most = 0
+            while not is_drained(server):
+                most = max(most, sum(entry["id"] not in before for entry in client.client_list()))
+        assert 0 < len(ids) <= most <= 16 + 4  # those of this test's own sending and looking
