@@ -14,6 +14,7 @@ from rich.table import Table
 
 from . import __version__
 from .batching import BusloadError
+from .worker_cli import worker
 
 
 @click.group()
@@ -100,6 +101,9 @@ def api(host: str, port: int, workers: int) -> None:
         serve(settings, host, port, workers)
     except OSError as error:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+
+main.add_command(worker)
 
 
 @main.group()

@@ -4,14 +4,17 @@ Every child runs under its own `watchdog.py`, which ends it when this process is
 pipes join this process to a watchdog: while we hold the one to its stdin, the command may live; the other
 tells the command's pid and reaches end-of-file when the watchdog ends, which is how a death is noticed
 without polling. Children get a session of their own, so Ctrl-C in a terminal reaches only this process.
+That a watchdog has ended does not always mean that its command has: `Child.is_gone()` asks the kernel.
 """
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +25,7 @@ from .batching import BusloadError
 
 WATCHDOG_PATH = Path(__file__).with_name("watchdog.py")
 WATCHDOG_MARGIN_S = 5.0  # beyond the grace, for the watchdog itself to kill, collect and exit
+PID_POLL_S = 0.01
 LOG_TAIL_LINES = 20
 LOG_TAIL_BYTES = 8192
 
@@ -53,21 +57,22 @@ class ChildDeath:
     log_tail: str
 
     def __str__(self) -> str:
-        return f"{self.name} ended with {_describe(self.exit_code)}; its log ends with:\n{self.log_tail}"
+        return f"{self.name} ended with {describe(self.exit_code)}; its log ends with:\n{self.log_tail}"
 
 
 class Child:
-    """One command under its watchdog; its stdout and stderr are appended to `log_path`.
+    """One command under its watchdog; its stdout and stderr are appended to `log_path`, or are ours without one.
 
     It can be started once. Dropping the last reference to a running child ends the command.
     """
 
-    def __init__(self, command: Command, log_path: Path) -> None:
+    def __init__(self, command: Command, log_path: Path | None = None) -> None:
         self.command = command
         self.log_path = log_path
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._status_fd = -1
         self._pid: int | None = None
+        self._pidfd: _PidFd | None = None
 
     @property
     def pid(self) -> int:
@@ -95,6 +100,7 @@ class Child:
             if not reported:
                 raise SupervisorError(f"no watchdog for {self.command.name}: {self.log_tail()}")
             self._pid = int(reported)
+            self._pidfd = _PidFd.open(self._pid)
         except BaseException:
             self.stop()
             raise
@@ -112,10 +118,26 @@ class Child:
         """The exit code in shell notation, or None while the child runs."""
         return self.wait(timeout_s=0)
 
+    def is_gone(self, timeout_s: float = 0.0) -> bool:
+        """Whether the kernel says that the command itself has ended, after at most `timeout_s` seconds of waiting.
+
+        It takes a while to follow a watchdog that was killed. Without Linux's pidfd a process that has got its pid
+        counts as the command still living.
+        """
+        if self._pidfd is not None:
+            return self._pidfd.has_ended(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while _exists(self.pid):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(PID_POLL_S)
+        return True
+
     def send_signal(self, signum: signal.Signals) -> None:
         """Send a signal to the command itself, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, signum)
+            with contextlib.suppress(ProcessLookupError):  # its watchdog is about to say so
+                os.kill(self.pid, signum)
 
     def request_stop(self) -> None:
         """Make the watchdog end the command within the grace; returns at once."""
@@ -138,7 +160,9 @@ class Child:
         return ChildDeath(self.command.name, exit_code, self.log_tail())
 
     def log_tail(self) -> str:
-        """The last lines of the log, at most `LOG_TAIL_LINES`."""
+        """The last lines of the log, at most `LOG_TAIL_LINES`; nothing without a log."""
+        if self.log_path is None:
+            return ""
         with self.log_path.open("rb") as log:
             size = log.seek(0, os.SEEK_END)
             log.seek(max(0, size - LOG_TAIL_BYTES))
@@ -160,7 +184,7 @@ class Child:
         python = [sys.executable, "-I", "-S", str(WATCHDOG_PATH)]
         options = ["--grace-s", str(self.command.grace_s), "--status-fd", str(status_writer)]
         try:
-            with self.log_path.open("ab") as log:
+            with contextlib.nullcontext() if self.log_path is None else self.log_path.open("ab") as log:
                 watchdog = subprocess.Popen(
                     [*python, *options, "--", *self.command.argv],
                     stdin=subprocess.PIPE,
@@ -281,7 +305,43 @@ def _first_ended(children: Sequence[Child], timeout_s: float | None) -> Child | 
     return next((child for child in children if child in ready), None)
 
 
-def _describe(exit_code: int) -> str:
+class _PidFd:
+    """Linux's handle of a process, which no other process ever gets."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def open(cls, pid: int) -> Self | None:
+        """Return that of a process; None where there are none, or when the process has been collected already."""
+        if sys.platform != "linux":
+            return None
+        try:
+            return cls(os.pidfd_open(pid))
+        except OSError:  # also a kernel that is too old, or a sandbox
+            return None
+
+    def has_ended(self, timeout_s: float) -> bool:
+        poll = select.poll()  # unlike select() for any number of open files
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's by now
+        return True
+    return True
+
+
+def describe(exit_code: int) -> str:
+    """Return an exit code in words, with the name of the signal that it stands for."""
     if exit_code <= 128:
         return f"exit code {exit_code}"
     try:
