@@ -41,6 +41,7 @@ def demo(as_json: bool) -> None:
             ("one at a time", f"{report.alone_per_s:.0f} texts/s"),
             ("checked", f"all {report.texts} against the text alone; least cosine {report.least_cosine:.6f}"),
             ("Flower", f"shows {report.seen_in_flower} of {report.texts} as done"),
+            ("killed", f"one of two workers by kill -9 while it held {report.held_by_killed} texts; 0 lost"),
         ):
             table.add_row(name, value)
         console.print(table)

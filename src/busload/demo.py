@@ -5,13 +5,16 @@ from __future__ import annotations
 import http.client
 import json
 import math
+import os
 import pydoc_data.topics
 import re
+import signal
 import statistics
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -22,11 +25,13 @@ from celery.result import AsyncResult
 from .app import QUEUE
 from .batching import BusloadError
 from .stack import Progress, Stack, running_stack
+from .tasks.leases import Holder, LeaseBook
 from .tasks.ready import embed
 
 QUERY = "Which names are looked up in the enclosing scope?"
 SENTENCES = 200
 HTTP_CLIENTS = 4
+WORKERS = 2
 TIMEOUT_S = 60.0
 # Padding changes the last bits of a float32 sum.
 MIN_COSINE = 0.9999
@@ -53,6 +58,8 @@ class Report:
     alone_per_s: float
     least_cosine: float
     seen_in_flower: int
+    held_by_killed: int
+    """Texts that a worker held when it was killed. All of them have their results."""
     query: str
     nearest: list[tuple[float, str]]
 
@@ -73,7 +80,7 @@ def run_demo(progress: Progress, sentences: int = SENTENCES) -> Report:
 
     Raises DemoFailed when a result is missing, is not the vector of its own text, or is not shown in Flower.
     """
-    with running_stack("busload.demo_app", progress) as stack:
+    with running_stack("busload.demo_app", progress, workers=WORKERS) as stack:
         stack.app.set_current()
         stack.app.conf.task_default_queue = QUEUE
         texts = sentences_of_python_docs(sentences)
@@ -90,6 +97,9 @@ def run_demo(progress: Progress, sentences: int = SENTENCES) -> Report:
         alone_at = time.time()
         alone = [stack.app.send_task("demo.embed_alone", (text,)) for text in texts]
         alone_vectors, alone_finished_at = _collect(stack, [_Call(result.id, alone_at) for result in alone])
+        least_cosine = _compare(texts, vectors, alone_vectors)
+        seen_in_flower = _count_in_flower(stack, "busload.embed", len(texts))
+        held_by_killed = _kill_a_worker(stack, texts[half:], alone_vectors[half:], progress)
         waits_ms = [(done - call.sent_at) * 1000 for call, done in zip(calls, finished_at, strict=True)]
         percentiles = statistics.quantiles(waits_ms, n=100)
         return Report(
@@ -102,8 +112,9 @@ def run_demo(progress: Progress, sentences: int = SENTENCES) -> Report:
             p99_ms=percentiles[98],
             batched_per_s=len(texts) / (max(finished_at) - began_at),
             alone_per_s=len(texts) / (max(alone_finished_at) - alone_at),
-            least_cosine=_compare(texts, vectors, alone_vectors),
-            seen_in_flower=_count_in_flower(stack, "busload.embed", len(texts)),
+            least_cosine=least_cosine,
+            seen_in_flower=seen_in_flower,
+            held_by_killed=held_by_killed,
             query=QUERY,
             nearest=_nearest(embed.delay(QUERY).get(timeout=TIMEOUT_S), texts, vectors),
         )
@@ -165,11 +176,55 @@ def _timestamp(result: AsyncResult[Any]) -> float:
     return done.timestamp()
 
 
-def _batch_totals(stack: Stack, task: str) -> dict[str, Any]:
-    (reply,) = stack.app.control.broadcast("batches", reply=True, timeout=5.0, limit=1)
-    (by_task,) = reply.values()
-    totals: dict[str, Any] = by_task[task]
+def _batch_totals(stack: Stack, task: str) -> Counter[str]:
+    """Return what the workers that answer have done of ``task``, added up."""
+    totals: Counter[str] = Counter()
+    for reply in stack.app.control.broadcast("batches", reply=True, timeout=5.0, limit=WORKERS):
+        for by_task in reply.values():
+            totals.update(by_task.get(task, {}))
+    if not totals["batches"]:
+        raise DemoFailed("no worker knows of a batch")
     return totals
+
+
+def _kill_a_worker(stack: Stack, texts: Sequence[str], expected: Sequence[Vector], progress: Progress) -> int:
+    """Send texts again, kill a worker that holds some of them, and return how many it held.
+
+    Raises DemoFailed when one of the results is missing or wrong.
+    """
+    workers = stack.app.control.inspect(timeout=5.0, limit=WORKERS).stats() or {}
+    pids = {name: int(stats["pid"]) for name, stats in workers.items()}
+    book = LeaseBook.of(stack.app)
+    calls = [_Call(embed.delay(text).id, time.time()) for text in texts]
+    began_at = time.monotonic()
+    while not (held := _kill_holder(book, pids, at_least=len(texts) // 4 if time.monotonic() < began_at + 0.5 else 1)):
+        if time.monotonic() > began_at + TIMEOUT_S:
+            raise DemoFailed(f"none of the workers {', '.join(pids)} held a text")
+        time.sleep(0.005)
+    progress(f"killed   a worker, which held {held} of the same texts sent again")
+    vectors, _ = _collect(stack, calls)
+    _compare(texts, vectors, expected)
+    return held
+
+
+def _kill_holder(book: LeaseBook, pids: Mapping[str, int], at_least: int) -> int:
+    """Kill the worker that holds most, if it is enough, and return how many messages; else 0."""
+
+    def held() -> dict[str, Holder]:
+        return {holder.incarnation: holder for holder in book.holders() if _node(holder) in pids}
+
+    holder = max(held().values(), key=lambda holder: holder.messages, default=None)
+    if holder is None or holder.messages < at_least:
+        return 0
+    pid = pids[_node(holder)]
+    os.kill(pid, signal.SIGSTOP)  # so that it holds what we count when it dies
+    messages = held()[holder.incarnation].messages
+    os.kill(pid, signal.SIGKILL if messages else signal.SIGCONT)
+    return messages
+
+
+def _node(holder: Holder) -> str:
+    return holder.incarnation.rpartition("/")[0]
 
 
 def _compare(texts: Sequence[str], vectors: Sequence[Vector], alone: Sequence[Vector]) -> float:

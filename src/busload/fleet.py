@@ -58,7 +58,8 @@ def worker_commands(
     """Return the commands of the workers of an application: one for each GPU, or ``processes`` without one.
 
     Each is named as its Celery node. ``name`` is that of a node, with or without a host; where there are several it
-    is followed by a number, or the GPU. ``grace_s`` is the time from SIGTERM to SIGKILL.
+    is followed by a number, or the GPU. ``grace_s`` is the time from SIGTERM to SIGKILL. Processes without a GPU share
+    the cores, unless OMP_NUM_THREADS says how many each computes on.
     """
     base, _, host = (name or "").partition("@")
     if gpus:
@@ -68,11 +69,15 @@ def worker_commands(
         names = [base or "celery"]
     else:
         names = [f"{base or 'celery'}-{number}" for number in range(1, processes + 1)]
+    shared_cores: dict[str, str] = {}
+    if len(names) > 1 and "OMP_NUM_THREADS" not in os.environ:
+        # By default each would take all of them, and models with more threads than cores run many times slower.
+        shared_cores = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(names)))}
     commands = []
     for index, short_name in enumerate(names):
         node = host_format(f"{short_name}@{host or '%h'}", socket.gethostname())
         argv = [sys.executable, "-m", "celery", "-A", app, "worker", "-P", "threads", "-c", "1", "-n", node, *options]
-        env = {"CUDA_VISIBLE_DEVICES": gpus[index]} if gpus else {}
+        env = {"CUDA_VISIBLE_DEVICES": gpus[index]} if gpus else shared_cores
         commands.append(Command(node, argv, env, grace_s=grace_s))
     return commands
 

@@ -1,4 +1,4 @@
-"""Everything on one machine: an embedded server, a worker, the API and Flower, as supervised children."""
+"""Everything on one machine: an embedded server, workers, the API and Flower, as supervised children."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ Progress = Callable[[str], None]
 
 START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
-# It is alone on its server: there are no neighbours to wait for.
-_WORKER_OPTIONS = ("-P", "threads", "-c", "1", "-l", "INFO", "--without-mingle", "--without-gossip")
+_WORKER_GRACE_S = 40.0  # longer than that of its processes
+# They start together on a new server: there is nothing that neighbours could tell.
+_WORKER_OPTIONS = ("-l", "INFO", "-o", "--without-mingle", "-o", "--without-gossip")
 
 
 class StackError(BusloadError):
@@ -36,7 +37,7 @@ class Stack:
     """A running stack."""
 
     app: Celery
-    """Connected to the embedded server, to send tasks and to ask the worker."""
+    """Connected to the embedded server, to send tasks and to ask the workers."""
     api_url: str
     flower_url: str
     supervisor: Supervisor
@@ -53,12 +54,13 @@ def running_stack(
     data_dir: Path | None = None,
     api_port: int = 0,
     flower_port: int = 0,
+    workers: int = 1,
 ) -> Iterator[Stack]:
     """Start everything for the Celery application in ``app_module``; stop it at the end of the block.
 
-    Ports of 0 are chosen among the free ones. ``data_dir`` keeps the server's data; without it they are gone at
-    the end. All children end when this process ends, however it ends. Raises StackError with the log's end when
-    a part does not come up.
+    ``workers`` processes run under one ``busload worker``. Ports of 0 are chosen among the free ones. ``data_dir``
+    keeps the server's data; without it they are gone at the end. All children end when this process ends, however it
+    ends. Raises StackError with the log's end when a part does not come up.
     """
     api_port, flower_port = api_port or free_port(), flower_port or free_port()
     with ExitStack() as parts:
@@ -77,15 +79,17 @@ def running_stack(
         }
         supervisor = parts.enter_context(Supervisor(log_dir))
         supervisor.adopt(server.child)
+        busload = (sys.executable, "-m", "busload.cli")
         celery = (sys.executable, "-m", "celery", "-A", app_module)
         supervisor.start_together(
             [
-                Command("worker", (*celery, "worker", *_WORKER_OPTIONS), environment),
                 Command(
-                    "api",
-                    (sys.executable, "-m", "busload.cli", "api", "--port", str(api_port), "--workers", "1"),
+                    "worker",
+                    (*busload, "worker", "-A", app_module, "--processes", str(workers), *_WORKER_OPTIONS),
                     environment,
+                    grace_s=_WORKER_GRACE_S,
                 ),
+                Command("api", (*busload, "api", "--port", str(api_port), "--workers", "1"), environment),
                 Command("flower", (*celery, "flower", "--address=127.0.0.1", f"--port={flower_port}"), environment),
             ]
         )
@@ -95,8 +99,8 @@ def running_stack(
         progress(f"api      {stack.api_url}")
         _wait_for(stack, "flower", lambda: _answers(f"{stack.flower_url}/healthcheck"))
         progress(f"flower   {stack.flower_url}")
-        _wait_for(stack, "worker", lambda: bool(app.control.ping(timeout=0.2)))
-        progress(f"worker   ready after {time.monotonic() - began_at:.1f} s")
+        _wait_for(stack, "worker", lambda: len(app.control.ping(timeout=0.3, limit=workers)) == workers)
+        progress(f"{'worker ' if workers == 1 else 'workers'}  ready after {time.monotonic() - began_at:.1f} s")
         yield stack
 
 

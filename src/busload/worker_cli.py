@@ -42,6 +42,7 @@ def _listed(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("-Q", "--queues", metavar="LIST", help="Queues to consume, with commas between.")
 @click.option("-n", "--name", metavar="NAME", help="Name of the node; several get a number or their GPU behind it.")
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="INFO", show_default=True)
+@click.option("-o", "--option", "more", multiple=True, help="One more for celery worker, as in -o --without-gossip.")
 @click.pass_context
 def worker(
     context: click.Context,
@@ -51,6 +52,7 @@ def worker(
     queues: str | None,
     name: str | None,
     loglevel: str,
+    more: tuple[str, ...],
 ) -> None:
     """Run worker processes and start them anew when they die.
 
@@ -69,7 +71,7 @@ def worker(
     from .workers.bootsteps import DEFAULT_GRACE_S
     from .workers.transport import is_redis
 
-    options = ["-l", loglevel.upper(), *(["-Q", queues] if queues else [])]
+    options = ["-l", loglevel.upper(), *(["-Q", queues] if queues else []), *more]
     grace_s = float(app.conf.get("busload_shutdown_grace_s", DEFAULT_GRACE_S)) + STOP_MARGIN_S
     commands = worker_commands(
         str(app_name), grace_s=grace_s, gpus=gpus, processes=processes or 1, name=name, options=options
