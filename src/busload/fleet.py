@@ -72,7 +72,7 @@ def worker_commands(
     shared_cores: dict[str, str] = {}
     if len(names) > 1 and "OMP_NUM_THREADS" not in os.environ:
         # By default each would take all of them, and models with more threads than cores run many times slower.
-        shared_cores = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // len(names)))}
+        shared_cores = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // len(names)))}
     commands = []
     for index, short_name in enumerate(names):
         node = host_format(f"{short_name}@{host or '%h'}", socket.gethostname())
@@ -93,17 +93,24 @@ def restart_delay_s(quick_deaths: int, spread: float) -> float:
 
 
 class Fleet:
-    """Runs workers until it is told to stop, or one of them refuses its settings."""
+    """Runs workers until it is told to stop, one of them refuses its settings, or it gives up on one."""
 
-    def __init__(self, commands: Sequence[Command], take_back: TakeBack | None) -> None:
-        """``take_back`` is None for brokers that notice a death themselves."""
+    def __init__(
+        self, commands: Sequence[Command], take_back: TakeBack | None, give_up_after: int | None = None
+    ) -> None:
+        """``take_back`` is None for brokers that notice a death themselves.
+
+        ``give_up_after`` so many deaths in a row, each within STEADY_S of its start, everything ends.
+        """
+        self._give_up_after = give_up_after
         self._seats = [_Seat(command) for command in commands]
         self._undertaker = Undertaker(take_back)
 
     def run(self) -> int:
-        """Return the exit code: 0 after SIGTERM, SIGINT or SIGQUIT, or EX_CONFIG; no process is left then.
+        """Return the exit code: 0 after SIGTERM, SIGINT or SIGQUIT, else that of the worker on whose account it ends.
 
-        To be called on the main thread. SIGQUIT, and SIGINT while the workers stop, makes that a cold shutdown.
+        No process is left then. To be called on the main thread. SIGQUIT, and SIGINT while the workers stop, makes
+        that a cold shutdown.
         """
         with _caught(_SIGNALS) as signals:
             self._undertaker.start()
@@ -128,14 +135,15 @@ class Fleet:
                 if exit_code == os.EX_CONFIG:
                     logger.error("%s refused its settings (exit code 78), as it says above; all stop", seat.name)
                     return exit_code
-                self._replace(seat, exit_code)
-
-    def _replace(self, seat: _Seat, exit_code: int) -> None:
-        delay_s = seat.vacate()
-        when = f"in {delay_s:.1f} s" if delay_s else "at once"
-        level = logging.ERROR if exit_code else logging.WARNING
-        news = f"{seat.name} (pid {seat.pid}) ended with {describe(exit_code)}"
-        self._undertaker.bury(Death(seat.incarnation, news, f"a fresh one starts {when}", level))
+                delay_s = seat.vacate()
+                is_last = self._give_up_after is not None and seat.quick_deaths >= self._give_up_after
+                when = f"in {delay_s:.1f} s" if delay_s else "at once"
+                outlook = f"death {seat.quick_deaths} in a row, all stop" if is_last else f"a fresh one starts {when}"
+                news = f"{seat.name} (pid {seat.pid}) ended with {describe(exit_code)}"
+                level = logging.ERROR if exit_code else logging.WARNING
+                self._undertaker.bury(Death(seat.incarnation, news, outlook, level))
+                if is_last:
+                    return exit_code
 
     def _stop(self, signals: _Signals) -> None:
         """End all processes: running batches get their grace, unless a signal says otherwise."""
@@ -187,7 +195,7 @@ class _Seat:
         self.pid = 0
         self.start_at = 0.0
         self._started_at = 0.0
-        self._quick_deaths = 0
+        self.quick_deaths = 0
 
     @property
     def name(self) -> str:
@@ -215,8 +223,8 @@ class _Seat:
         """Make way for the next process, and return in how many seconds it starts."""
         self.child = None
         now = time.monotonic()
-        self._quick_deaths = self._quick_deaths + 1 if now - self._started_at < STEADY_S else 1
-        delay_s = restart_delay_s(self._quick_deaths, random.random())
+        self.quick_deaths = self.quick_deaths + 1 if now - self._started_at < STEADY_S else 1
+        delay_s = restart_delay_s(self.quick_deaths, random.random())
         self.start_at = now + delay_s
         return delay_s
 
@@ -288,7 +296,7 @@ class Undertaker:
             except AWAY as error:
                 if not was_away:
                     logger.log(death.level, "%s; its messages go back when the broker answers%s", death.news, outlook)
-                    logger.warning("the broker is away, trying again: %r", error)
+                    logger.warning("the broker is away, trying again: %s", error)
                 was_away, outlook = True, ""
                 time.sleep(TAKE_BACK_AGAIN_S)
         if messages or outlook or was_away:

@@ -25,7 +25,7 @@ START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
 _WORKER_GRACE_S = 40.0  # longer than that of its processes
 # They start together on a new server: there is nothing that neighbours could tell.
-_WORKER_OPTIONS = ("-l", "INFO", "-o", "--without-mingle", "-o", "--without-gossip")
+_WORKER_OPTIONS = ("-l", "INFO", "--give-up-after", "3", "-o", "--without-mingle", "-o", "--without-gossip")
 
 
 class StackError(BusloadError):

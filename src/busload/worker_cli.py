@@ -42,6 +42,12 @@ def _listed(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option("-Q", "--queues", metavar="LIST", help="Queues to consume, with commas between.")
 @click.option("-n", "--name", metavar="NAME", help="Name of the node; several get a number or their GPU behind it.")
 @click.option("-l", "--loglevel", type=click.Choice(LEVELS, case_sensitive=False), default="INFO", show_default=True)
+@click.option(
+    "--give-up-after",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="End with its exit code when a process has died N times in a row, each within a minute.  [default: never]",
+)
 @click.option("-o", "--option", "more", multiple=True, help="One more for celery worker, as in -o --without-gossip.")
 @click.pass_context
 def worker(
@@ -52,6 +58,7 @@ def worker(
     queues: str | None,
     name: str | None,
     loglevel: str,
+    give_up_after: int | None,
     more: tuple[str, ...],
 ) -> None:
     """Run worker processes and start them anew when they die.
@@ -76,8 +83,8 @@ def worker(
     commands = worker_commands(
         str(app_name), grace_s=grace_s, gpus=gpus, processes=processes or 1, name=name, options=options
     )
-    on_redis = is_redis(app.connection_for_read())
-    sys.exit(Fleet(commands, (lambda dead: LeaseBook.of(app).take_back(dead)) if on_redis else None).run())
+    take_back = (lambda dead: LeaseBook.of(app).take_back(dead)) if is_redis(app.connection_for_write()) else None
+    sys.exit(Fleet(commands, take_back, give_up_after).run())
 
 
 @worker.command()
