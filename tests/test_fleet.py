@@ -157,4 +157,4 @@ def test_a_broker_that_stays_away_does_not_hold_up_the_end(caplog: pytest.LogCap
     undertaker.start()
     undertaker.bury(Death("w/1", "w ended"))
     undertaker.close(timeout_s=0.1)
-    assert "go back when their leases have run out" in caplog.text
+    assert "what the dead held goes back when their leases have run out" in caplog.text

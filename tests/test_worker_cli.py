@@ -143,10 +143,10 @@ def test_what_a_killed_process_held_is_done_by_the_next(start: Start, app: Celer
 
 
 def test_the_others_go_on_when_one_of_them_is_killed(start: Start, app: Celery, ledger: Ledger) -> None:
-    worker = start("--processes", "2", app="tests.long_lease_app")
+    worker = start("--processes", "2", app="tests.long_lease_app", busload_shutdown_grace_s=0)
     worker.wait_for(" ready.", times=2)
     # Whoever gets the first is busy for good, until it is killed.
-    stuck = echo.delay("stuck", nap_s=3600.0)
+    echo.delay("stuck", nap_s=3600.0)
     until(lambda: ledger.times_run("stuck") == 1)
     results = [echo.delay(number) for number in range(100)]
     assert [result.get(timeout=DEADLINE_S) for result in results] == list(range(100))
@@ -156,7 +156,6 @@ def test_the_others_go_on_when_one_of_them_is_killed(start: Start, app: Celery, 
     os.kill(worker.pids()[int(node[2]) - 1], signal.SIGKILL)
     worker.wait_for("; 1 message went back to the queues")
     until(lambda: ledger.times_run("stuck") == 2)
-    stuck.revoke()
 
 
 def test_a_killed_watchdog_is_a_death_like_any_other(start: Start, app: Celery) -> None:
@@ -214,10 +213,11 @@ def test_a_cold_stop_hands_the_running_batch_back(
     assert (queued(server), unacknowledged(server)) == (1, 0)
 
 
+@pytest.mark.usefixtures("app")
 def test_what_cannot_stop_in_time_is_killed_and_its_calls_go_back(
-    start: Start, app: Celery, server: EmbeddedServer, ledger: Ledger
+    start: Start, server: EmbeddedServer, ledger: Ledger
 ) -> None:
-    worker = start(app="tests.long_lease_app", busload_shutdown_grace_s=-4.5)  # and half a second
+    worker = start(app="tests.long_lease_app", busload_shutdown_grace_s=-4.5)  # and 5 s beyond it
     worker.wait_for(" ready.")
     echo.delay("held", nap_s=3600.0)
     until(lambda: ledger.times_run("held") == 1)
@@ -345,8 +345,11 @@ def test_eject_knows_the_prefix_of_the_application(server: EmbeddedServer) -> No
 
 
 def test_eject_says_that_the_broker_is_away(app: Celery, tmp_path: Path) -> None:
-    reconnect(app, {"broker_url": f"redis+socket://{tmp_path}/none.sock"})
-    run = eject()
+    reconnect(app, {"broker_url": f"redis+socket://{tmp_path}/none.sock", "broker_connection_timeout": 0.2})
+    try:
+        run = eject()
+    finally:
+        reconnect(app, {"broker_connection_timeout": 4})
     assert run.exit_code == 1
     assert "the broker is away" in run.stderr
 
