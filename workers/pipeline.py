@@ -191,7 +191,6 @@ class Pipeline:
     def _show_started(self, calls: list[Call], started_at: float) -> None:
         for call in calls:
             call.note_start(started_at)
-        state.active_requests.update([call.entry for call in calls])
         state.total_count[calls[0].name] += len(calls)
         state.all_total_count[0] += len(calls)
         self._events.started(calls)
@@ -232,6 +231,8 @@ class Pipeline:
         return [call for call in ours if not call.is_revoked()]
 
     def started(self, run: BatchRun) -> None:
+        # At once, as Celery's own pool does: a soft shutdown waits only for what is active when the signal comes.
+        state.active_requests.update([call.entry for call in run.calls])
         self.post(partial(self._show_started, run.calls, time.time()))
         if run.task.track_started:
             self._store_soon(partial(self._settle.mark_started, run.calls))

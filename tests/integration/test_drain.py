@@ -28,7 +28,7 @@ def test_a_busy_worker_leaves_what_waits_to_others(
     for number in range(300):
         echo.delay(number)
     until(lambda: is_drained(server))
-    busy = echo.delay("busy", nap_s=5.0)
+    busy = echo.delay("busy", nap_s=60.0)
     until(lambda: ledger.times_run("busy") == 1)
     sent = [echo.delay(f"waiting {number}") for number in range(64)]
     time.sleep(0.2)
