@@ -141,6 +141,7 @@ class Pipeline:
             except IndexError:  # another thread was quicker, where there is no event loop
                 break
             function()
+        self._events.flush()
         if comes_again:
             self._consumer().timer.call_after(_PUMP_S, self.pump)
 
