@@ -21,7 +21,7 @@ from .settle import Settled
 logger = get_logger(__name__)
 
 # Celery's dispatcher sends what it has gathered when so many events wait, or at the end of a turn of the loop.
-EVENTS_PER_MESSAGE = 256
+EVENTS_PER_MESSAGE = 1024
 
 _GROUP = "task"
 _ROUTING_KEY = "task.multi"
@@ -102,9 +102,9 @@ class Events:
             "utcoffset": utcoffset(),
             "pid": dispatcher.pid,
             "timestamp": time.time(),
+            "clock": dispatcher.clock.forward(),
         }
-        tick = dispatcher.clock.forward
-        self._gathered += [{**common, "clock": tick(), **event} for event in events]
+        self._gathered += [common | event for event in events]
 
     def _publish(self, dispatcher: EventDispatcher, events: list[Event]) -> None:
         try:

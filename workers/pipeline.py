@@ -43,7 +43,7 @@ _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
 _MAX_OPTION_SETS = 32
 # How long monitors and remote control may wait to learn of calls while many come: each waking costs as much as a call.
-_PUMP_S = 0.02
+_PUMP_S = 0.05
 
 
 class Pipeline:
@@ -229,7 +229,8 @@ class Pipeline:
             return []
         if len(ours) < len(calls):
             self._forget([call for call in calls if call not in ours])
-        return [call for call in ours if not call.is_revoked()]
+        some_are_revoked = len(state.revoked) > 0
+        return [call for call in ours if not ((some_are_revoked or call.may_expire) and call.is_revoked())]
 
     def started(self, run: BatchRun) -> None:
         # At once, as Celery's own pool does: a soft shutdown waits only for what is active when the signal comes.
