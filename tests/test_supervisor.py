@@ -165,6 +165,28 @@ def test_killed_watchdog_is_a_death_and_leaves_no_process(tmp_path: Path) -> Non
     eventually(lambda: not running(child.pid) and not running(int(death.log_tail)))
 
 
+def test_without_a_log_a_child_writes_where_we_do(capfd: pytest.CaptureFixture[str]) -> None:
+    child = Child(shell("loud", "echo out; echo err >&2; exit 3"))
+    child.start()
+    assert child.wait(DEADLINE_S) == 3
+    assert capfd.readouterr() == ("out\n", "err\n")
+    assert child.death() == ChildDeath("loud", 3, "")
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_the_kernel_says_when_a_command_is_gone(with_pidfd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_pidfd:
+        monkeypatch.setattr(busload.supervisor._PidFd, "open", lambda pid: None)
+    child = Child(Command("sleep", SLEEP))
+    child.start()
+    assert not child.is_gone()
+    assert not child.is_gone(timeout_s=0.02)
+    child.send_signal(signal.SIGKILL)
+    assert child.is_gone(DEADLINE_S)
+    assert child.stop() == 128 + signal.SIGKILL
+    assert child.is_gone()
+
+
 def test_failed_start_stops_the_children_before_it(tmp_path: Path) -> None:
     supervisor = Supervisor(tmp_path)
     first = supervisor.start(Command("first", SLEEP))

@@ -316,7 +316,8 @@ class _Signals:
 
     def read(self) -> None:
         with contextlib.suppress(BlockingIOError):
-            self.seen.update(os.read(self.fd, _READ_SIZE))
+            # An application may have handlers of its own for others.
+            self.seen.update(set(os.read(self.fd, _READ_SIZE)).intersection(_SIGNALS))
 
 
 @contextlib.contextmanager
