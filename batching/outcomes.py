@@ -11,7 +11,7 @@ from typing import Any
 from .errors import ResultCountError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Succeeded:
     """The item has its result."""
 
@@ -33,6 +33,8 @@ class Failed:
 
 
 Outcome = Succeeded | Failed
+
+_PLAIN = frozenset((str, int, float, bool, list, dict, tuple, bytes, type(None)))
 
 
 def match_results(results: object, expected: int) -> list[Outcome]:
@@ -56,6 +58,8 @@ def match_results(results: object, expected: int) -> list[Outcome]:
 
 def _plain(result: Any) -> Any:
     """Turn an array, tensor or array scalar into plain numbers."""
+    if type(result) in _PLAIN:  # looking for what is not there takes longest
+        return result
     return result.tolist() if hasattr(result, "tolist") else result
 
 

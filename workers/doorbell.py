@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,6 +42,8 @@ class Doorbell:
         self._pool: Any = client.connection_pool
         self._connection: Any = None
         self._tells = True
+        self._woken = threading.Event()
+        self._is_polling = False
         self._wake_reader, self._wake_writer = os.pipe()
         os.set_blocking(self._wake_reader, False)
         os.set_blocking(self._wake_writer, False)
@@ -68,28 +71,37 @@ class Doorbell:
 
     def wait(self, timeout_s: float | None, *, for_messages: bool) -> None:
         """Return after ``timeout_s`` seconds, when woken or, if asked for, when a list changes."""
-        watched = [self._wake_reader]
-        if for_messages and self._connection is not None:
-            if not self._tells:
+        if for_messages and self._connection is not None and self._tells:
+            self._wait_for_messages(timeout_s)
+        else:
+            if for_messages:
                 timeout_s = POLL_S if timeout_s is None else min(timeout_s, POLL_S)
-            elif self._connection.can_read(timeout=0):  # what is in the buffer no longer makes the socket readable
-                return
-            else:
-                watched.append(self._connection._sock)
-        poll = select.poll()
-        for file in watched:
-            poll.register(file, select.POLLIN)
-        poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)
-        try:
-            os.read(self._wake_reader, 4096)
-        except BlockingIOError:
-            return
+            self._woken.wait(None if timeout_s is None else max(0.0, timeout_s))
+        self._woken.clear()
 
     def wake(self) -> None:
         """End a wait, or the next one. For any thread."""
+        self._woken.set()
+        # Writing would let other threads go first: the runner, which wakes us between two batches, has no time for it.
+        if self._is_polling:
+            try:
+                os.write(self._wake_writer, b".")
+            except BlockingIOError:  # a full pipe wakes as well
+                return
+
+    def _wait_for_messages(self, timeout_s: float | None) -> None:
+        if self._connection.can_read(timeout=0):  # what is in the buffer no longer makes the socket readable
+            return
+        poll = select.poll()
+        poll.register(self._wake_reader, select.POLLIN)
+        poll.register(self._connection._sock, select.POLLIN)
+        self._is_polling = True
+        if not self._woken.is_set():
+            poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000)
+        self._is_polling = False
         try:
-            os.write(self._wake_writer, b".")
-        except BlockingIOError:  # a full pipe wakes as well
+            os.read(self._wake_reader, 4096)
+        except BlockingIOError:
             return
 
     def disconnect(self) -> None:

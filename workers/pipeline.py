@@ -233,8 +233,8 @@ class Pipeline:
         return [call for call in ours if not ((some_are_revoked or call.may_expire) and call.is_revoked())]
 
     def started(self, run: BatchRun) -> None:
-        # At once, as Celery's own pool does: a soft shutdown waits only for what is active when the signal comes.
-        state.active_requests.update([call.entry for call in run.calls])
+        # Not on this thread, whose time is the model's; nor later, for a soft shutdown waits only for what is active.
+        self._store_soon(partial(self._activate, run.calls))
         self.post(partial(self._show_started, run.calls, time.time()))
         if run.task.track_started:
             self._store_soon(partial(self._settle.mark_started, run.calls))
@@ -276,6 +276,9 @@ class Pipeline:
         if len(settled) < len(ours):
             logger.warning("busload: %d calls were no longer ours to settle", len(ours) - len(settled))
         self._forget([call for call, _ in ours], settled, run_s)
+
+    def _activate(self, calls: list[Call]) -> None:
+        state.active_requests.update([call.entry for call in calls])
 
     def _let_go(self, calls: list[Call]) -> None:
         """Let go of calls whose outcome somebody else has told."""

@@ -67,7 +67,9 @@ class BatchRun:
             # Through __call__, so that subclasses which wrap it (an application context, say) take part.
             with _fresh_connections():
                 results = self.task(self.argument, **options)
-            self.outcomes = [_meant(outcome) for outcome in match_results(results, len(self.calls))]
+            self.outcomes = match_results(results, len(self.calls))
+            if any(isinstance(outcome, Failed) for outcome in self.outcomes):
+                self.outcomes = list(map(_meant, self.outcomes))
         except BaseException as error:  # noqa: BLE001  every member of the batch gets it; this thread goes on
             self.outcomes = list(map(_meant, fail_all(error, len(self.calls))))
         finally:
