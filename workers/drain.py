@@ -47,10 +47,6 @@ class DrainedQueue:
         return min(policy.max_batch_size for policy in self.policies)
 
     @property
-    def largest(self) -> int:
-        return max(policy.max_batch_size for policy in self.policies)
-
-    @property
     def seen_at(self) -> float:
         return self.watch.oldest_at if self.watch.depth else NEVER
 
@@ -220,7 +216,8 @@ class Drain:
         while (room := self._room()) > 0:
             depth, drained, messages = self.leases.move(
                 queue.lists,
-                at_most=min(room, queue.largest),
+                # No more than one batch: the beginning of another would leave alone, where company still waits.
+                at_most=min(room, queue.full),
                 seen_drained=queue.watch.drained,
                 full_depth=queue.full,
             )

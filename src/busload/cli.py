@@ -14,6 +14,7 @@ from rich.table import Table
 
 from . import __version__
 from .batching import BusloadError
+from .bench.cli import bench
 from .worker_cli import worker
 
 
@@ -104,50 +105,8 @@ def api(host: str, port: int, workers: int) -> None:
         raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
+main.add_command(bench)
 main.add_command(worker)
-
-
-@main.group()
-def bench() -> None:
-    """Compare busload with stock Celery."""
-
-
-@bench.command()
-@click.option(
-    "--tasks",
-    default=2000,
-    show_default=True,
-    help="Tasks in each backlog; few give coarse figures.",
-)
-@click.option("--rounds", default=3, show_default=True, help="How often each peer takes its turn.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def overhead(tasks: int, rounds: int, as_json: bool) -> None:
-    """CPU time of worker and Redis per task."""
-    from .bench.overhead import measure
-
-    console = Console(stderr=as_json, highlight=False)
-    try:
-        rows = measure(lambda line: console.print(f"  {line}"), tasks, rounds)
-    except BusloadError as error:
-        raise click.ClickException(str(error)) from error
-    if as_json:
-        click.echo(json.dumps([row.as_dict() for row in rows]))
-        return
-    table = Table(title=f"CPU per task, median of {rounds} rounds of {tasks} tasks")
-    for column in ("peer", "events", "tasks/s", "worker µs", "least - most", "Redis µs", "times busload"):
-        table.add_column(column, justify="left" if column == "peer" else "right")
-    for row in rows:
-        least, most = row.worker_us_spread
-        table.add_row(
-            row.peer,
-            "on" if row.events else "off",
-            f"{row.tasks_per_s:.0f}",
-            f"{row.worker_us:.0f}",
-            f"{least:.0f} - {most:.0f}",
-            f"{row.server_us:.0f}",
-            f"{row.times_busload:.1f}",
-        )
-    console.print(table)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
