@@ -47,6 +47,12 @@ class DrainedQueue:
         return min(policy.max_batch_size for policy in self.policies)
 
     @property
+    def portion(self) -> int:
+        """How many to move at once: a batch and no more, for the beginning of another would leave without company."""
+        largest = max(policy.max_batch_size for policy in self.policies)
+        return largest if self.watch.depth >= largest else self.full
+
+    @property
     def seen_at(self) -> float:
         return self.watch.oldest_at if self.watch.depth else NEVER
 
@@ -213,18 +219,18 @@ class Drain:
         """Drain until some batch is full, or nothing is left, or no more may be held."""
         assert self.leases is not None
         began_at, first_seen_at = time.monotonic(), queue.watch.oldest_at
-        while (room := self._room()) > 0:
-            depth, drained, messages = self.leases.move(
-                queue.lists,
-                # No more than one batch: the beginning of another would leave alone, where company still waits.
-                at_most=min(room, queue.full),
-                seen_drained=queue.watch.drained,
-                full_depth=queue.full,
-            )
-            queue.watch.see(depth, drained, time.monotonic())
-            self._receiver.receive(queue.name, messages, first_seen_at)
-            if not messages or not depth or self._intake.has_full_batch():
-                break
+        with self._intake.gathering():
+            while (room := self._room()) > 0:
+                depth, drained, messages = self.leases.move(
+                    queue.lists,
+                    at_most=min(room, queue.portion),
+                    seen_drained=queue.watch.drained,
+                    full_depth=queue.full,
+                )
+                queue.watch.see(depth, drained, time.monotonic())
+                self._receiver.receive(queue.name, messages, first_seen_at)
+                if not messages or not depth or self._intake.has_full_batch():
+                    break
         self._intake.stepped("fetch", time.monotonic() - began_at)
 
     def _wait_for_more(self, queues: list[DrainedQueue], appetite: Appetite, now: float) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -46,6 +47,7 @@ class Intake:
         self._taken = 0
         self._running: tuple[str, float] | None = None
         self._closed = False
+        self._gathering = False
         # When take() looks again by itself. Waking it for every call would cost more than the call.
         self._looks_at = NEVER
 
@@ -75,16 +77,29 @@ class Intake:
             while not self._closed:
                 if self._taken < MAX_BATCHES_TAKEN:
                     now = self._clock()
-                    batch = self._batcher.flush_due(now, self._runner_free)
+                    may_be_partial = self._runner_free and not self._gathering
+                    batch = self._batcher.flush_due(now, may_be_partial)
                     if batch is not None:
                         self._taken += 1
                         return batch
-                    self._looks_at = self._batcher.next_flush_at(self._runner_free)
+                    self._looks_at = self._batcher.next_flush_at(may_be_partial)
                     self._changed.wait(None if self._looks_at == NEVER else self._looks_at - now)
                 else:
                     self._looks_at = NOW  # no new call can make it sooner; batch_done() will
                     self._changed.wait()
             return None
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Let only full batches leave inside the block, in which more calls come by the handful."""
+        with self._changed:
+            self._gathering = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._gathering = False
+                self._changed.notify_all()
 
     def appetite(self) -> Appetite:
         """Say when calls are welcome that still wait in their queue, where any other worker may take them."""
