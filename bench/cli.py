@@ -76,9 +76,10 @@ def overhead(tasks: int, rounds: int, celery_batches_python: Path | None, pictur
 @click.option("--rates", default="100,1000,5000,10000", show_default=True, help="Tasks a second, one run for each.")
 @click.option("--seconds", default=20.0, show_default=True, help="How long each rate is kept up.")
 @click.option("--backlog", default=20_000, show_default=True, help="Tasks of one more run, all queued beforehand.")
+@click.option("--events", is_flag=True, help="Let the worker send task events, as Flower needs them.")
 @click.option("--receive", type=click.Choice(["drain", "stock"]), default="drain", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
-def rate(rates: str, seconds: float, backlog: int, receive: str, as_json: bool) -> None:
+def rate(rates: str, seconds: float, backlog: int, events: bool, receive: str, as_json: bool) -> None:
     """Latency, batches and idle time at given rates, with a model that takes 5 ms for a batch.
 
     Fails when a task is left without its result.
@@ -93,7 +94,7 @@ def rate(rates: str, seconds: float, backlog: int, receive: str, as_json: bool) 
         loads.append(Load(backlog))
     console = _console(as_json)
     try:
-        rows = list(measure(lambda line: console.print(f"  {line}"), loads, receive))
+        rows = list(measure(lambda line: console.print(f"  {line}"), loads, receive, events=events))
     except BusloadError as error:
         raise click.ClickException(str(error)) from error
     if as_json:

@@ -94,7 +94,9 @@ class Row:
         return asdict(self)
 
 
-def measure(progress: Callable[[str], None], loads: Iterable[Load], receive: str) -> Iterator[Row]:
+def measure(
+    progress: Callable[[str], None], loads: Iterable[Load], receive: str, *, events: bool = False
+) -> Iterator[Row]:
     """Yield a row for each load, each borne by a new worker on the same server.
 
     ``receive`` is the worker's ``busload_receive``. Raises BenchFailed when a worker ends, or answers nothing.
@@ -102,10 +104,10 @@ def measure(progress: Callable[[str], None], loads: Iterable[Load], receive: str
     with EmbeddedServer() as server:
         for load in loads:
             progress(f"{load}: {load.tasks} tasks")
-            yield _bear(server, load, receive)
+            yield _bear(server, load, receive, events)
 
 
-def _bear(server: EmbeddedServer, load: Load, receive: str) -> Row:
+def _bear(server: EmbeddedServer, load: Load, receive: str, events: bool) -> Row:
     with tempfile.TemporaryDirectory(prefix="busload-bench-") as folder, server.client() as client:
         client.flushall()
         runs_path = Path(folder) / "runs.json"
@@ -113,7 +115,7 @@ def _bear(server: EmbeddedServer, load: Load, receive: str) -> Row:
             sys.executable,
             "busload.bench.rate_app",
             ("-Q", QUEUE, "-P", "threads", "-c", "1"),
-            {"BENCH_RECEIVE": receive, "BENCH_RUNS": str(runs_path)},
+            {"BENCH_RECEIVE": receive, "BENCH_RUNS": str(runs_path), "BENCH_EVENTS": "on" if events else "off"},
         )
         messages = Messages.new(Template.of(server, TASK, QUEUE))
         answers = Answers(client, messages, load.tasks)

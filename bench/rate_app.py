@@ -20,6 +20,7 @@ _url = os.environ.get("BUSLOAD_BROKER_URL", "memory://")
 app = configure(Celery("bench", broker=_url, backend=os.environ.get("BUSLOAD_RESULT_BACKEND")))
 app.conf.busload_receive = os.environ.get("BENCH_RECEIVE", "drain")
 app.conf.result_expires = RESULT_TTL_S
+app.conf.worker_send_task_events = os.environ.get("BENCH_EVENTS") == "on"
 app.conf.task_routes = {"bench.model": {"queue": "model"}}
 
 _runs: list[tuple[float, float, int]] = []

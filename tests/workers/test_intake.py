@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
 
-from busload.batching import Batch, StaticPolicy
+from busload.batching import NEVER, NOW, Batch, StaticPolicy
 from busload.workers.intake import Intake
 from busload.workers.request import Call, Partition
 
@@ -103,3 +104,64 @@ def test_a_new_set_of_options_is_told_with_the_others_of_its_task(intake: Intake
     assert intake.offer(A, call("2")) == []
     assert intake.offer(B, call("3")) == [B]
     assert intake.offer(other, call("4")) == [A, other]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fill(intake: Intake, count: int, at: float = 0.0) -> None:
+    intake.offer_all([(A, call(f"call {number}")) for number in range(count)], at)
+
+
+def test_calls_are_welcome_while_the_runner_has_nothing_to_do() -> None:
+    intake = Intake(lambda _: StaticPolicy(2, 50.0))
+    appetite = intake.appetite()
+    assert appetite.runner_free
+    assert appetite.from_at == NOW
+
+
+def test_nothing_is_fetched_ahead_before_a_batch_has_been_measured() -> None:
+    clock = Clock()
+    intake = Intake(lambda _: StaticPolicy(2, 50.0), clock)
+    fill(intake, 2)
+    assert intake.take() is not None
+    intake.batch_began("task")
+    assert intake.appetite().from_at == NEVER
+
+
+def test_the_next_batch_is_welcome_shortly_before_the_running_one_ends() -> None:
+    clock = Clock()
+    intake = Intake(lambda _: StaticPolicy(2, 50.0), clock)
+    for _ in range(2):
+        fill(intake, 2)
+        assert intake.take() is not None
+        intake.batch_began("task")
+        began_at = clock.now
+        clock.now += 1.0
+        if began_at == 0.0:
+            intake.batch_done()
+    appetite = intake.appetite()
+    assert began_at + 0.9 < appetite.from_at < began_at + 1.0 < appetite.until_at
+    fill(intake, 2)  # and once it is here, no more
+    assert intake.appetite().from_at == NEVER
+
+
+def test_part_of_a_batch_does_not_leave_while_it_is_being_gathered() -> None:
+    clock = Clock()
+    intake = Intake(lambda _: StaticPolicy(4, 50.0), clock)
+    taken: list[object] = []
+    with intake.gathering():
+        fill(intake, 1)
+        clock.now = 1.0
+        thread = threading.Thread(target=lambda: taken.append(intake.take()))
+        thread.start()
+        time.sleep(0.05)
+        assert taken == []
+        fill(intake, 1)
+    thread.join(10)
+    (batch,) = taken
+    assert len(batch.items) == 2  # type: ignore[attr-defined]
