@@ -17,6 +17,8 @@ import busload.api
 from busload.api import Settings
 from busload.api.server import serve
 from busload.embedded import EmbeddedServer
+from busload.tasks.leases import LeaseBook
+from tests.support import until
 
 SCRIPT = """
 import sys
@@ -121,3 +123,13 @@ def test_a_unix_socket(server: EmbeddedServer, store: object, tmp_path: Path) ->
 def test_a_port_in_use_is_an_error(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)), pytest.raises(OSError, match="in use"):
         serve(Settings(), "127.0.0.1", port, 1)
+
+
+def test_what_dead_workers_held_is_given_back_where_only_the_api_is_left(server: EmbeddedServer, port: int) -> None:
+    with server.client() as client:
+        client.hset("busload:1:unacked:dead", mapping={"2": "5:queuesecond", "1": "5:queuefirst"})
+        client.zadd("busload:1:leases", {"dead": 1})
+        with serving(server, port):
+            assert ask(port, "GET", "/healthz")[0] == 200
+            until(lambda: client.lrange("queue", 0, -1) == [b"second", b"first"])
+        assert LeaseBook(client, "").holders() == []
