@@ -42,6 +42,9 @@ TakeBack = Callable[[str], int]
 AWAY = (OSError, RedisError, KombuError)
 
 _POLL_S = 0.05
+# Celery's handlers share a lock that is not reentrant: one signal in the handler of another hangs the worker.
+_APART_S = 1.0
+_APART_TURNS = 50
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _READ_SIZE = 4096
 
@@ -150,17 +153,21 @@ class Fleet:
         running = self._seats = [seat for seat in self._seats if seat.child is not None]
         if running:
             logger.info("stopping %s", ", ".join(seat.name for seat in running))
+        if signal.SIGQUIT in signals.seen:
+            self._quit(running)
+            for _ in range(_APART_TURNS):
+                if all(seat.exit_code() is not None for seat in running):
+                    break
+                time.sleep(_APART_S / _APART_TURNS)
         for seat in running:
             seat.request_stop()
-        is_cold = signal.SIGQUIT in signals.seen
+        asked_at = time.monotonic()
         signals.seen.clear()
-        give_up_at = time.monotonic() + max((seat.command.grace_s for seat in running), default=0) + WATCHDOG_MARGIN_S
+        give_up_at = asked_at + max((seat.command.grace_s for seat in running), default=0) + WATCHDOG_MARGIN_S
         while any(seat.exit_code() is None for seat in running) and time.monotonic() < give_up_at:
-            if is_cold or signals.seen & {signal.SIGINT, signal.SIGQUIT}:
-                logger.warning("cold shutdown: running batches go back to their queues")
-                for seat in running:
-                    seat.send_signal(signal.SIGQUIT)
-            is_cold = False
+            if signals.seen & {signal.SIGINT, signal.SIGQUIT}:
+                time.sleep(max(0.0, asked_at + _APART_S - time.monotonic()))
+                self._quit(running)
             signals.seen.clear()
             self._wait(signals, give_up_at - time.monotonic())
         for seat in running:
@@ -168,6 +175,11 @@ class Fleet:
                 self._undertaker.bury(Death(seat.incarnation, f"{seat.name} has stopped"))
             else:
                 logger.error("%s (pid %d) is not gone; its lease must run out", seat.name, seat.pid)
+
+    def _quit(self, running: list[_Seat]) -> None:
+        logger.warning("cold shutdown: running batches go back to their queues")
+        for seat in running:
+            seat.send_signal(signal.SIGQUIT)
 
     def _wait(self, signals: _Signals, at_most_s: float = float("inf")) -> None:
         """Wait for a signal, a death, or the time to start a process."""
