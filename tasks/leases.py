@@ -46,16 +46,20 @@ local function now_ms()
     return tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 end
 
+local function read(held)
+    local colon = string.find(held, ':', 1, true)
+    local after = colon + tonumber(string.sub(held, 1, colon - 1)) + 1
+    return string.sub(held, colon + 1, after - 1), string.sub(held, after)
+end
+
 local function give_back(unacked, drained, tags)
     -- Workers take from the right end: what is pushed there last is taken first.
     local given = 0
     for index = #tags, 1, -1 do
         local held = redis.call('HGET', unacked, tags[index])
         if held then
-            local colon = string.find(held, ':', 1, true)
-            local length = tonumber(string.sub(held, 1, colon - 1))
-            local list = string.sub(held, colon + 1, colon + length)
-            redis.call('RPUSH', list, string.sub(held, colon + length + 1))
+            local list, message = read(held)
+            redis.call('RPUSH', list, message)
             redis.call('HINCRBY', drained, list, -1)
             redis.call('HDEL', unacked, tags[index])
             given = given + 1
@@ -142,7 +146,7 @@ class LeaseBook:
     """All leases of one broker, as those see them who hold none. Redis errors propagate."""
 
     def __init__(self, client: redis.Redis, prefix: str) -> None:
-        self._client = client
+        self.client = client
         self.keys = Keys(prefix)
 
     @classmethod
@@ -154,20 +158,20 @@ class LeaseBook:
 
     def holders(self) -> list[Holder]:
         """Return who holds a lease, the one that ends first before others."""
-        found = _HOLDERS(self._client, [self.keys.leases, self.keys.unacked("")])
+        found = _HOLDERS(self.client, [self.keys.leases, self.keys.unacked("")])
         return [Holder(name.decode(), messages, ends_in_ms / 1000) for name, messages, ends_in_ms in found]
 
     def sweep(self) -> dict[str, int]:
         """Give back what leases that have run out cover: how many messages, by incarnation."""
         found: dict[str, int] = {}
-        while swept := _SWEEP(self._client, [self.keys.leases, self.keys.drained, self.keys.unacked("")]):
-            found |= {name.decode(): messages for name, messages in _pairs(swept)}
+        while swept := _SWEEP(self.client, [self.keys.leases, self.keys.drained, self.keys.unacked("")]):
+            found |= {name.decode(): messages for name, messages in pairs(swept)}
         return found
 
     def take_back(self, incarnation: str) -> int:
         """Give back what an incarnation holds, of which the caller knows that it is dead; return how much."""
         keys = [self.keys.leases, self.keys.drained, self.keys.unacked(incarnation)]
-        return int(_TAKE_BACK(self._client, keys, [incarnation]))
+        return int(_TAKE_BACK(self.client, keys, [incarnation]))
 
 
 class Sweeper:
@@ -206,5 +210,6 @@ def broker_client(channel: Channel, timeout_s: float) -> redis.Redis:
     return redis.Redis(connection_pool=pool)
 
 
-def _pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+def pairs(flat: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Return what a script replies in turns as pairs."""
     return list(zip(flat[::2], flat[1::2], strict=True))

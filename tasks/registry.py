@@ -64,6 +64,11 @@ class Registry:
         return bytes(stored)
 
     def _key(self, name: str) -> str:
-        # The backend has put the application's global_keyprefix before its own prefix.
-        prefix = bytes_to_str(self._backend.task_keyprefix).removesuffix("celery-task-meta-")
-        return f"{prefix}busload:{FORMAT_VERSION}:{name}"
+        return backend_key(self._backend, name)
+
+
+def backend_key(backend: RedisBackend, name: str) -> str:
+    """Return the key of something of ours in the Redis of a result backend."""
+    # The backend has put the application's global_keyprefix before its own prefix.
+    prefix = bytes_to_str(backend.task_keyprefix).removesuffix("celery-task-meta-")
+    return f"{prefix}busload:{FORMAT_VERSION}:{name}"

@@ -24,7 +24,6 @@ from kombu.common import ignore_errors
 
 from ..batching import Policy
 from ..tasks import direct
-from ..tasks.leases import broker_client
 from ..tasks.registry import Registry
 from ..tasks.task import BatchTask, batch_tasks
 from . import control as control  # registers the remote control commands
@@ -38,8 +37,6 @@ logger = get_logger(__name__)
 DEFAULT_GRACE_S = 25.0
 PUBLISH_RETRY_S = 5.0
 SWITCH_INTERVAL_S = 0.0005
-BROKER_TIMEOUT_S = 5.0
-"""How long the broker may take to answer before it counts as away, unless ``socket_timeout`` says otherwise."""
 
 
 class BatchWorkerStep(bootsteps.StartStopStep):
@@ -142,7 +139,7 @@ class BatchConsumerStep(bootsteps.StartStopStep):
             consumer.event_dispatcher.buffer_limit = EVENTS_PER_MESSAGE
         channel = consumer.task_consumer.channel
         if isinstance(channel, LeasedChannel):
-            self._drain.connected(broker_client(channel, BROKER_TIMEOUT_S), channel.global_keyprefix)
+            self._drain.connected(channel)
         _publish_specs(consumer)
 
     def stop(self, consumer: Any) -> None:

@@ -16,12 +16,17 @@ import redis
 from celery.utils.log import get_logger
 
 from ..batching import NEVER, Policy, QueueWatch
+from ..tasks.leases import broker_client
 from . import crashes
 from .doorbell import Doorbell
 from .intake import Appetite, Intake
 from .leases import LeaseKeeper, Leases
+from .transport import LeasedChannel
 
 logger = get_logger(__name__)
+
+BROKER_TIMEOUT_S = 5.0
+"""How long the broker may take to answer before it counts as away, unless ``socket_timeout`` says otherwise."""
 
 _FIRST_RETRY_S = 0.05
 _LAST_RETRY_S = 1.0
@@ -77,7 +82,7 @@ class Drain:
     def __init__(
         self, intake: Intake, receiver: Receiver, policies_of: Callable[[str], list[Policy]], incarnation: str
     ) -> None:
-        self.incarnation = incarnation
+        self._incarnation = incarnation
         self._intake = intake
         self._receiver = receiver
         self._policies_of = policies_of
@@ -96,11 +101,12 @@ class Drain:
 
     # -- on the consumer's thread ----------------------------------------------------------------------
 
-    def connected(self, client: redis.Redis, prefix: str) -> None:
-        """Begin, once, with a client of the broker that lasts as long as the worker."""
+    def connected(self, channel: LeasedChannel) -> None:
+        """Begin, once, with a client of the broker behind ``channel`` that lasts as long as the worker."""
         if self.leases is not None:
             return
-        self.leases = Leases(client, prefix, self.incarnation)
+        client = broker_client(channel, BROKER_TIMEOUT_S)
+        self.leases = Leases(client, channel.global_keyprefix, self._incarnation)
         self._doorbell = Doorbell(client)
         self._keeper = LeaseKeeper(self.leases, self.wake)
         self._keeper.start()
@@ -121,9 +127,6 @@ class Drain:
         with self._lock:
             self._queues.pop(queue, None)
         self.wake()
-
-    def consumes(self, queue: str) -> bool:
-        return queue in self._queues
 
     # -- on any thread ---------------------------------------------------------------------------------
 

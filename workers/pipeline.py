@@ -308,7 +308,7 @@ class Pipeline:
     def _forget(self, calls: list[Call], settled: Settled | None = None, run_s: float = 0.0) -> None:
         gone = [call for call in calls if self._held.pop(call.id, None) is call]
         self.drain.made_room()
-        if any(map(messages_of, ([call] for call in gone))):
+        if messages_of(gone):
             self._consumer().call_soon_ack(partial(self._acks.acknowledge, gone))
         self.post(partial(self._show_finished, gone, settled or [], run_s))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Protocol
 from weakref import ReferenceType
 
@@ -19,11 +20,11 @@ from kombu.exceptions import OperationalError
 from ..batching import Failed, Outcome
 from ..tasks import direct
 from ..tasks.task import BatchTask
-from .acks import Acks, tags_of
+from .acks import Acks
 from .drain import Drain
 from .request import Call
 from .results import ResultEncoder, Write
-from .store import OneCallStore, Refused, TwoStepStore, Verdict, is_one_server
+from .store import OneCallStore, Refused, Store, TwoStepStore, Verdict, is_one_server
 
 logger = get_logger(__name__)
 
@@ -48,7 +49,7 @@ class Settle(Protocol):
         ...
 
     def mark_started(self, calls: list[Call]) -> None:
-        """Store the state STARTED for calls whose task tracks it."""
+        """Store the state STARTED for calls of a task that tracks it."""
         ...
 
 
@@ -109,7 +110,7 @@ class TracedSettle:
 
     def mark_started(self, calls: list[Call]) -> None:
         for call in calls:
-            if call.task.track_started and not call.request.ignore_result:
+            if not call.ignore_result:
                 call.task.backend.mark_as_started(call.id)
 
 
@@ -152,7 +153,7 @@ class RedisSettle:
         return self._two_step.final(ours) | self._traced.final(others)
 
     def mark_started(self, calls: list[Call]) -> None:
-        tracked = [call for call in calls if call.task.track_started and not call.ignore_result]
+        tracked = [call for call in calls if not call.ignore_result]
         self._store([self._encoder.started(call, os.getpid(), self._hostname) for call in tracked], release=False)
 
     def _store_plain(self, settled: Settled) -> Settled:
@@ -173,18 +174,15 @@ class RedisSettle:
         return stored
 
     def _store(self, writes: list[Write], *, release: bool = True) -> list[Verdict]:
-        """Store each write by the shortest way that there is for it."""
-        shortest = self._one_call
-        if shortest is not None and all(isinstance(write.call.deliveries[0], int) for write in writes):
-            return shortest.store(writes, release=release)
-        in_one = [write for write in writes if shortest is not None and tags_of([write.call])]
-        verdicts = {}
-        if shortest is not None and in_one:
-            verdicts = dict(zip(map(id, in_one), shortest.store(in_one, release=release), strict=True))
-        rest = [write for write in writes if id(write) not in verdicts]
-        if rest:
-            verdicts |= dict(zip(map(id, rest), self._two_step.store(rest, release=release), strict=True))
-        return [verdicts[id(write)] for write in writes]
+        verdicts: list[Verdict] = []
+        for store, group in groupby(writes, self._store_for):
+            verdicts += store.store(list(group), release=release)
+        return verdicts
+
+    def _store_for(self, write: Write) -> Store:
+        """Return the shortest way that there is for a write."""
+        is_leased = any(isinstance(delivery, int) for delivery in write.call.deliveries)
+        return self._one_call if is_leased and self._one_call is not None else self._two_step
 
     @cached_property
     def _one_call(self) -> OneCallStore | None:

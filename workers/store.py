@@ -10,7 +10,7 @@ from celery.backends.redis import RedisBackend
 from celery.utils.log import get_logger
 from kombu.utils.encoding import bytes_to_str
 
-from ..tasks.leases import FORMAT_VERSION
+from ..tasks.registry import backend_key
 from ..tasks.scripts import Script
 from .acks import Acks, tags_of
 from .leases import Leases
@@ -199,8 +199,7 @@ class TwoStepStore:
         return key
 
     def _marker(self, call: Call) -> str:
-        prefix = bytes_to_str(self._backend.task_keyprefix).removesuffix("celery-task-meta-")
-        return f"{prefix}busload:{FORMAT_VERSION}:settled:{call.id}"
+        return backend_key(self._backend, f"settled:{call.id}")
 
     def _is_final(self, call: Call, value: bytes | None) -> bool:
         if value is None or call.ignore_result:

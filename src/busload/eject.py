@@ -6,14 +6,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import redis
 from celery import Celery
 
 from .batching import BusloadError
-from .tasks.leases import LIBRARY, Holder, LeaseBook, broker_client
+from .tasks.leases import LIBRARY, Holder, LeaseBook, pairs
 from .tasks.scripts import Script
-
-TIMEOUT_S = 5.0
 
 # KEYS: leases, drained, the unacked hash of the incarnation. ARGV: the incarnation, whether also from the living.
 # Returns nothing when the lease is alive, else lists and how many messages went back to each.
@@ -24,8 +21,7 @@ local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
 if ARGV[2] == '0' and ends and tonumber(ends) > now_ms() then return false end
 local messages, lists, found = {}, {}, {}
 for _, held in ipairs(redis.call('HVALS', KEYS[3])) do
-    local colon = string.find(held, ':', 1, true)
-    local list = string.sub(held, colon + 1, colon + tonumber(string.sub(held, 1, colon - 1)))
+    local list = read(held)
     if not messages[list] then lists[#lists + 1] = list end
     messages[list] = (messages[list] or 0) + 1
 end
@@ -62,11 +58,8 @@ def eject(app: Celery, force: bool = False) -> list[Ejected]:
     Raises LeasesAlive, with nothing given back, while a lease is alive. With ``force`` the living lose what they hold
     as well: they cannot settle it any more, and it runs twice. Errors of Redis and of its connection propagate.
     """
-    with app.connection_for_write() as connection:
-        channel = connection.default_channel
-        client, prefix = broker_client(channel, TIMEOUT_S), channel.global_keyprefix
-    book = LeaseBook(client, prefix)
-    with client:
+    book = LeaseBook.of(app)
+    with book.client as client:
         holders = book.holders()
         alive = [holder for holder in holders if holder.ends_in_s > 0]
         if alive and not force:
@@ -77,15 +70,15 @@ def eject(app: Celery, force: bool = False) -> list[Ejected]:
             name = key.decode().removeprefix(first)
             if name not in names:
                 names.append(name)
-        return [went for name in names for went in _eject_one(client, book, name, force)]
+        return [went for name in names for went in _eject_one(book, name, force)]
 
 
-def _eject_one(client: redis.Redis, book: LeaseBook, name: str, force: bool) -> list[Ejected]:
+def _eject_one(book: LeaseBook, name: str, force: bool) -> list[Ejected]:
     keys = [book.keys.leases, book.keys.drained, book.keys.unacked(name)]
-    found = _EJECT(client, keys, [name, int(force)])
+    found = _EJECT(book.client, keys, [name, int(force)])
     if found is None:  # it has begun since we looked
         raise LeasesAlive([holder for holder in book.holders() if holder.incarnation == name])
-    return [Ejected(name, key.decode(), messages) for key, messages in zip(found[::2], found[1::2], strict=True)]
+    return [Ejected(name, key.decode(), messages) for key, messages in pairs(found)]
 
 
 def _literally(text: str) -> str:

@@ -44,7 +44,6 @@ AWAY = (OSError, RedisError, KombuError)
 _POLL_S = 0.05
 # Celery's handlers share a lock that is not reentrant: one signal in the handler of another hangs the worker.
 _APART_S = 1.0
-_APART_TURNS = 50
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _READ_SIZE = 4096
 
@@ -155,10 +154,7 @@ class Fleet:
             logger.info("stopping %s", ", ".join(seat.name for seat in running))
         if signal.SIGQUIT in signals.seen:
             self._quit(running)
-            for _ in range(_APART_TURNS):
-                if all(seat.exit_code() is not None for seat in running):
-                    break
-                time.sleep(_APART_S / _APART_TURNS)
+            self._wait_while_any_lives(running, signals, time.monotonic() + _APART_S)
         for seat in running:
             seat.request_stop()
         asked_at = time.monotonic()
@@ -175,6 +171,10 @@ class Fleet:
                 self._undertaker.bury(Death(seat.incarnation, f"{seat.name} has stopped"))
             else:
                 logger.error("%s (pid %d) is not gone; its lease must run out", seat.name, seat.pid)
+
+    def _wait_while_any_lives(self, running: list[_Seat], signals: _Signals, until: float) -> None:
+        while any(seat.exit_code() is None for seat in running) and (left_s := until - time.monotonic()) > 0:
+            self._wait(signals, left_s)
 
     def _quit(self, running: list[_Seat]) -> None:
         logger.warning("cold shutdown: running batches go back to their queues")

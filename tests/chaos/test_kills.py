@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 
 import pytest
 import redis
@@ -59,29 +60,31 @@ def test_a_server_that_is_killed_and_restarted_loses_nothing(
     until(lambda: is_drained(server))
 
 
-def test_connections_cut_three_times_in_three_seconds(
-    app: Celery, nursery: Nursery, server: EmbeddedServer, client: redis.Redis
-) -> None:
-    worker = nursery.start()
-    with Load(app, pause_s=0.02) as load:
-        until(lambda: client.hlen("runs") > 100)
+def cut_connections_three_times_in_three_seconds(server: EmbeddedServer) -> None:
+    with server.client() as client:
         for kind in ("normal", "normal", "pubsub"):
             client.client_kill_filter(_type=kind, skipme=True)
             time.sleep(1.0)
-    load.assert_all_are_right(client)
-    assert worker.is_alive()
-    until(lambda: is_drained(server))
 
 
-def test_a_server_that_is_frozen_for_five_seconds(
-    app: Celery, nursery: Nursery, server: EmbeddedServer, client: redis.Redis
+def freeze_the_server_for_five_seconds(server: EmbeddedServer) -> None:
+    server.pause()
+    time.sleep(5.0)
+    server.resume()
+
+
+@pytest.mark.parametrize("disturb", [cut_connections_three_times_in_three_seconds, freeze_the_server_for_five_seconds])
+def test_a_worker_goes_on_after(
+    app: Celery,
+    nursery: Nursery,
+    server: EmbeddedServer,
+    client: redis.Redis,
+    disturb: Callable[[EmbeddedServer], None],
 ) -> None:
     worker = nursery.start()
     with Load(app, pause_s=0.02) as load:
         until(lambda: client.hlen("runs") > 100)
-        server.pause()
-        time.sleep(5.0)
-        server.resume()
+        disturb(server)
     load.assert_all_are_right(client)
     assert worker.is_alive()
     until(lambda: is_drained(server))

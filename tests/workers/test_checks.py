@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -35,12 +34,6 @@ def refused(server: EmbeddedServer, *options: str, **settings: object) -> list[s
     assert run.returncode == os.EX_CONFIG, run.stderr
     assert "Traceback" not in run.stderr
     return [line for line in run.stderr.splitlines() if line.startswith("busload: ")]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as server:
-        yield server
 
 
 THREADS = ("-P", "threads", "-c", "1")

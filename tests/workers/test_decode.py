@@ -16,12 +16,6 @@ from busload.embedded import EmbeddedServer
 from busload.workers.decode import decode
 
 
-@pytest.fixture(scope="module")
-def server() -> Any:
-    with EmbeddedServer() as server:
-        yield server
-
-
 def sent(server: EmbeddedServer, item: Any, **options: Any) -> bytes:
     """Return the message that stock Celery stores."""
     app = Celery(broker=server.url, set_as_current=False)

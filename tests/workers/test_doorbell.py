@@ -16,19 +16,6 @@ QUEUES = [["a", "a\x06\x163"], ["b"]]
 LONG_S = 30.0
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        client.flushall()
-        yield client
-
-
 @pytest.fixture
 def doorbell(server: EmbeddedServer) -> Iterator[Doorbell]:
     with server.client() as client:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,19 +18,6 @@ from busload.workers.leases import Leases
 from busload.workers.request import Call
 from busload.workers.results import ResultEncoder
 from busload.workers.store import OneCallStore, Refused, is_one_server
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: EmbeddedServer) -> Iterator[redis.Redis]:
-    with server.client() as client:
-        client.flushall()
-        yield client
 
 
 class Bench:
