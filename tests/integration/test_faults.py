@@ -10,8 +10,6 @@ from celery.result import AsyncResult
 from kombu.exceptions import OperationalError
 
 from busload.embedded import EmbeddedServer
-from busload.testing import reconnect
-from tests.integration import worker_app
 from tests.integration.conftest import StartWorker
 from tests.support import Ledger, is_drained, until
 
@@ -23,12 +21,6 @@ def server() -> Iterator[EmbeddedServer]:
     """A server of the test's own, to break."""
     with EmbeddedServer() as server:
         yield server
-
-
-@pytest.fixture
-def app(server: EmbeddedServer) -> Celery:
-    reconnect(worker_app.app, {"broker_url": server.url, "result_backend": server.url})
-    return worker_app.app
 
 
 def send(app: Celery, name: str) -> list[AsyncResult[str]]:

@@ -41,30 +41,6 @@ APP = "tests.integration.worker_app"
 QUICK = ("-o", "--without-mingle", "-o", "--without-gossip", "-n", "w@test")
 
 
-@pytest.fixture(scope="module")
-def module_server() -> Iterator[EmbeddedServer]:
-    with EmbeddedServer() as server:
-        yield server
-
-
-@pytest.fixture
-def server(module_server: EmbeddedServer) -> EmbeddedServer:
-    with module_server.client() as client:
-        client.flushall()
-    return module_server
-
-
-@pytest.fixture
-def app(server: EmbeddedServer) -> Celery:
-    reconnect(worker_app.app, {"broker_url": server.url, "result_backend": server.url})
-    return worker_app.app
-
-
-@pytest.fixture
-def ledger(server: EmbeddedServer) -> Ledger:
-    return Ledger(server)
-
-
 class BusloadWorker:
     """A running ``busload worker``."""
 
